@@ -65,6 +65,7 @@ class _MySQLFamily(Server):
         return [
             "--no-defaults",
             f"--datadir={self.data}",
+            f"--tmpdir={self.data.parent}",  # In /tmp, any server that starts removes the temporary tables of all.
             f"--basedir={self.usr}",
             f"--lc-messages-dir={self.usr}/share/mysql",
             f"--character-sets-dir={self.usr}/share/mysql/charsets",
@@ -124,6 +125,7 @@ class MariaDB(_MySQLFamily):
             "--no-defaults",
             f"--basedir={self.usr}",
             f"--datadir={self.data}",
+            f"--tmpdir={self.data.parent}",
             "--auth-root-authentication-method=socket",
             "--skip-test-db",
             "--innodb-flush-method=nosync",
