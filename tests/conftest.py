@@ -92,6 +92,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     needed = _databases_of(session.items)
     config.stash[SERVERS] = servers = Servers(name for name in KINDS if name in needed)
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and any(server.ours for server in servers.values()):
+        reporter.ensure_newline()
+        reporter.write_line("starting the database servers; the first time, this may fetch their packages")
     try:
         asyncio.run(servers.start())
     except ServerError as error:

@@ -28,17 +28,21 @@ __all__ = ["KINDS", "Server", "ServerError", "Servers"]
 
 KINDS: dict[str, type[Server]] = {kind.name: kind for kind in (Postgres, MariaDB, MySQL)}
 
-# Waits until its input ends, which happens however our process ends, kill -9 included. Then it ends the servers, each
-# by its pid and with the signal that leaves no traces, and removes their files.
+# Waits until its input ends, which happens however our process ends, kill -9 included. Then it sends every process
+# that is left the signal noted for it, waits for them, and removes their files.
 KEEPER = """
 read -r _
 for file in "$1"/*.pid; do
-    [ -e "$file" ] && read -r signal pid < "$file" && kill -s "$signal" "$pid"
+    read -r signal pid < "$file" && kill -s "$signal" "$pid"
 done
-for _ in 1 2 3 4 5 6 7 8 9 10; do
-    rm -rf "$1" && break
-    sleep 0.2
+for file in "$1"/*.pid; do
+    read -r signal pid < "$file" || continue
+    for _ in $(seq 200); do
+        kill -s 0 "$pid" || break
+        sleep 0.1
+    done
 done
+rm -rf "$1"
 """
 
 

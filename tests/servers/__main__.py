@@ -13,8 +13,11 @@ async def main() -> None:
     parser.add_argument("--names", default=",".join(KINDS), help="which servers, separated by commas (%(default)s)")
     parser.add_argument("--durable", action="store_true", help="wait for the disk, as in production")
     arguments = parser.parse_args()
+    names = arguments.names.split(",")
+    if unknown := set(names) - set(KINDS):
+        parser.error(f"there is no {', '.join(unknown)}, only {', '.join(KINDS)}")
 
-    async with Servers(arguments.names.split(","), durable=arguments.durable, private=True) as servers:
+    async with Servers(names, durable=arguments.durable, private=True) as servers:
         for name, reason in servers.missing.items():
             print(f"{KINDS[name].title} is missing: {reason}", file=sys.stderr)
         for server in servers.values():

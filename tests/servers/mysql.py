@@ -42,8 +42,7 @@ class _MySQLFamily(Server):
         return self.program.parent.parent
 
     def initialise(self) -> None:
-        self.accounts = self.data.with_name("accounts.sql")
-        self.accounts.write_text(ACCOUNTS.format(password=self.password))
+        self.accounts = self.write_file("accounts.sql", ACCOUNTS.format(password=self.password))
         self.url = f"mysql://romancy:{self.password}@127.0.0.1:{self.port}/mysql"
 
     def command(self) -> list[str | Path]:

@@ -99,29 +99,38 @@ def _download(packages: list[str], suite: str | None, *, apt: Path) -> None:
     (apt / "status").touch()
     (apt / "apt.conf").write_text(APT_CONF.format(apt=apt))
 
-    _apt(apt, "update")
-    if suite is not None:
-        (apt / "sources.list").write_text(
-            f"deb [signed-by={KEYRING} check-valid-until=no] {_configured_mirror(apt)} {suite} main\n"
-        )
-        with (apt / "apt.conf").open("a") as conf:
-            conf.write(f'Dir::Etc::sourcelist "{apt}/sources.list";\nDir::Etc::sourceparts "/dev/null";\n')
-        _apt(apt, "update")
-    _apt(apt, "install", "--yes", "--download-only", *packages)
+    # The machine may know repositories that do not answer and that we do not need, so this is only a failure if what
+    # follows fails.
+    complaints = _apt(apt, "update").stderr
+    try:
+        if suite is not None:
+            _use_suite(suite, apt=apt)
+        _apt(apt, "install", "--yes", "--download-only", *packages)
+    except FetchError as error:
+        raise FetchError(f"{error}\n{complaints}".strip()) from error
 
 
-def _apt(apt: Path, *arguments: str) -> str:
+def _use_suite(suite: str, *, apt: Path) -> None:
+    """Replace the machine's suites by another one from the same mirror."""
+    sources = apt / "sources.list"
+    sources.write_text(f"deb [signed-by={KEYRING} check-valid-until=no] {_configured_mirror(apt)} {suite} main\n")
+    with (apt / "apt.conf").open("a") as conf:
+        conf.write(f'Dir::Etc::sourcelist "{sources}";\nDir::Etc::sourceparts "/dev/null";\n')
+    _apt(apt, "update", "-o", "APT::Update::Error-Mode=any")
+
+
+def _apt(apt: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = ["apt-get", "-q", "-c", str(apt / "apt.conf"), *arguments]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode != 0:
-        raise FetchError(f"{' '.join(command)} failed:\n{done.stderr.strip()}")
-    return done.stdout
+        raise FetchError(f"apt-get {' '.join(arguments)} failed:\n{done.stderr.strip()}")
+    return done
 
 
 def _configured_mirror(apt: Path) -> str:
     """The mirror from which this machine takes its own release."""
     codename = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
-    listing = _apt(apt, "indextargets", "--format", "$(CODENAME) $(REPO_URI)", "Created-By: Packages")
+    listing = _apt(apt, "indextargets", "--format", "$(CODENAME) $(REPO_URI)", "Created-By: Packages").stdout
     for line in listing.splitlines():
         name, _, uri = line.partition(" ")
         if name == codename:

@@ -34,8 +34,7 @@ class Postgres(Server):
         self.programs = found[-1].parent
 
     def initialise(self) -> None:
-        password_file = self.data.with_name("password")
-        password_file.write_text(self.password)
+        password_file = self.write_file("password", self.password)
         self.run_to_end(
             self.programs / "initdb",
             f"--pgdata={self.data}",

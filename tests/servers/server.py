@@ -16,6 +16,7 @@ import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit, urlunsplit
@@ -71,6 +72,10 @@ class Server(ABC):
         server.url = url
         return server
 
+    @property
+    def ours(self) -> bool:
+        return self.directory is not None
+
     # What is different in each kind of server
 
     @abstractmethod
@@ -100,7 +105,7 @@ class Server(ABC):
 
     async def start(self) -> None:
         """Start the server and wait until it answers; the first time, find its programs and create its data."""
-        if self.directory is not None:
+        if self.ours:
             await asyncio.to_thread(self._prepare)
             self._spawn()
         await self._wait_until_it_answers()
@@ -124,18 +129,13 @@ class Server(ABC):
             return
         self.find_programs()
         self.directory.mkdir()
-        if os.getuid() == 0:
-            os.chown(self.directory, _nobody().pw_uid, _nobody().pw_gid)
+        _give_to_nobody(self.directory)
         self.initialise()
 
     def _spawn(self) -> None:
         if self.process is not None:
             raise ServerError(f"{self.title} has been started already")
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, **as_nobody()
-            )
-        self.pid_file.write_text(f"{self.end_signal.name.removeprefix('SIG')} {self.process.pid}\n")
+        self.process = self._launch(self.command(), at_end=self.end_signal)
 
     async def _wait_until_it_answers(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
@@ -153,7 +153,7 @@ class Server(ABC):
             await asyncio.sleep(0.05)
 
     async def _end(self, how: signal.Signals) -> None:
-        if self.directory is None:
+        if not self.ours:
             raise ServerError(f"{self.title} is not ours to stop: {self.variable()} names it")
         if self.process is None:
             return
@@ -169,18 +169,30 @@ class Server(ABC):
         self.process = None
         self.pid_file.unlink()
 
+    def write_file(self, name: str, text: str) -> Path:
+        """Write a file for the server, and only for it, to read."""
+        path = self.data.with_name(name)
+        path.touch(mode=0o600)
+        path.write_text(text)
+        _give_to_nobody(path)
+        return path
+
     def run_to_end(self, *command: str | Path) -> None:
         """Run a program of the server that ends by itself, such as the one that creates the data directory."""
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            **as_nobody(),
-        )
-        if done.returncode != 0:
-            raise ServerError(f"{self.title} cannot be set up: {command[0]} failed\n{done.stdout[-3000:]}")
+        # It may always end by itself: initdb, interrupted half-way, leaves shared memory behind.
+        process = self._launch(command, at_end=0)
+        if process.wait() != 0:
+            raise ServerError(f"{self.title} cannot be set up: {command[0]} failed\n{self._end_of_log()}")
+        self.pid_file.unlink()
+
+    def _launch(self, command: Sequence[str | Path], *, at_end: int) -> subprocess.Popen[bytes]:
+        """Start a program, which the keeper will send the signal AT_END and wait for when our own process has ended."""
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, **_as_nobody()
+            )
+        self.pid_file.write_text(f"{int(at_end)} {process.pid}\n")
+        return process
 
     def _end_of_log(self) -> str:
         return self.log.read_text(errors="replace")[-3000:]
@@ -202,12 +214,17 @@ def database_of(url: str) -> str:
     return urlsplit(url).path.removeprefix("/")
 
 
-def as_nobody() -> dict[str, Any]:
+def _as_nobody() -> dict[str, Any]:
     """How to start a server's process: never as root, which PostgreSQL refuses and no test needs."""
     options: dict[str, Any] = {"cwd": "/", "env": ENVIRONMENT}
     if os.getuid() == 0:
         options |= {"user": _nobody().pw_uid, "group": _nobody().pw_gid, "extra_groups": []}
     return options
+
+
+def _give_to_nobody(path: Path) -> None:
+    if os.getuid() == 0:
+        os.chown(path, _nobody().pw_uid, _nobody().pw_gid)
 
 
 def _nobody() -> pwd.struct_passwd:
