@@ -1,0 +1,109 @@
+"""The migration files: one directory per database, dbmate's format, read as package data.
+
+    20251217000000_base.sql          the shared tables; every framework knows this version
+    20261115000001_romancy.sql       what this library adds
+    ledger.sql                       the two tables that record which migrations have run
+
+A file has a ``-- migrate:up`` and a ``-- migrate:down`` section; ``transaction:false`` behind one of the marks says that its
+statements cannot run in a transaction. ``{collation}`` stands for the collation that keys have in the database at hand.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from importlib import resources
+
+import msgspec
+
+BASE = "20251217000000"
+"""The version of the shared tables, recorded where Edda records it too."""
+
+DIRECTORIES = {"sqlite": "sqlite", "postgres": "postgres", "mysql": "mysql", "mariadb": "mysql"}
+"""Which files belong to which kind of database."""
+
+_FILE = re.compile(r"(?P<version>\d{14})_(?P<name>\w+)\.sql")
+_MARK = re.compile(r"^-- migrate:(?P<direction>up|down)(?P<options>[^\n]*)$", re.MULTILINE)
+_TOKEN = re.compile(
+    r"""
+    '(?:[^']|'')*' | "(?:[^"]|"")*" | `[^`]*`       # texts and names
+    | (?P<tag>\$\w*\$).*?(?P=tag)                   # a function's body
+    | (?P<comment>--[^\n]* | /\*.*?\*/)
+    | (?P<end>;)
+    | [^;'"`$/-]+ | .
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+class Section(msgspec.Struct, frozen=True):
+    """One direction of a migration."""
+
+    text: str
+    in_transaction: bool = True
+
+    def statements(self, collation: str) -> list[str]:
+        """Its statements, one by one, for a database whose keys have this collation."""
+        return split(self.text.replace("{collation}", collation))
+
+
+class Migration(msgspec.Struct, frozen=True):
+    """One file."""
+
+    version: str
+    name: str
+    checksum: str
+    up: Section
+    down: Section
+
+    @property
+    def is_base(self) -> bool:
+        return self.version == BASE
+
+    def __str__(self) -> str:
+        return f"{self.version}_{self.name}"
+
+
+@functools.cache
+def migrations(kind: str) -> tuple[Migration, ...]:
+    """All migrations of a kind of database, oldest first."""
+    directory = resources.files(__package__) / DIRECTORIES[kind]
+    named = [(_FILE.fullmatch(file.name), file) for file in directory.iterdir()]
+    found = [_parse(name["version"], name["name"], file.read_text("utf-8")) for name, file in named if name]
+    return tuple(sorted(found, key=lambda migration: migration.version))
+
+
+@functools.cache
+def ledger(kind: str) -> Section:
+    """What creates the tables in which migrations are recorded."""
+    file = resources.files(__package__) / DIRECTORIES[kind] / "ledger.sql"
+    return Section(_unix(file.read_text("utf-8")))
+
+
+def _parse(version: str, name: str, text: str) -> Migration:
+    text = _unix(text)
+    _, *marked = _MARK.split(text)
+    sections = {
+        direction: Section(body.strip(), in_transaction="transaction:false" not in options)
+        for direction, options, body in zip(marked[::3], marked[1::3], marked[2::3], strict=True)
+    }
+    return Migration(version, name, hashlib.sha256(text.encode()).hexdigest(), sections["up"], sections["down"])
+
+
+def _unix(text: str) -> str:
+    """A checkout with other line ends is the same file."""
+    return text.replace("\r\n", "\n")
+
+
+def split(text: str) -> list[str]:
+    """Cut SQL at its semicolons, not at those inside quotes, comments and ``$$`` bodies; comments are left out."""
+    statements = [""]
+    for token in _TOKEN.finditer(text):
+        if token["end"]:
+            statements.append("")
+        elif token["comment"]:
+            statements[-1] += " "
+        else:
+            statements[-1] += token[0]
+    return [statement.strip() for statement in statements if statement.strip()]

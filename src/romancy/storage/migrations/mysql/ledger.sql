@@ -1,0 +1,9 @@
+CREATE TABLE IF NOT EXISTS schema_migrations (
+    version VARCHAR(255) PRIMARY KEY
+) ENGINE=InnoDB;
+
+CREATE TABLE IF NOT EXISTS romancy_migrations (
+    version VARCHAR(255) NOT NULL PRIMARY KEY,
+    checksum VARCHAR(64) NOT NULL,
+    applied_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6))
+) ENGINE=InnoDB;

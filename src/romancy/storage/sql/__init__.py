@@ -1,0 +1,1 @@
+"""The one implementation of the storage contract, on three kinds of database."""

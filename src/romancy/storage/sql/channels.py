@@ -1,0 +1,363 @@
+"""Channels: subscribing, publishing, and reading what is there. How messages reach waiting instances: `delivery.py`.
+
+Ids of a channel become visible in order: a publisher locks the channel's row until its commit. Locks are taken in one
+order everywhere: instance rows first, then channels by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from ..errors import ChannelModeConflictError, InstanceNotFoundError
+from ..models import ChannelMessage, ChannelMode, ChannelSubscription, HistoryEvent, Lock
+from .checks import check_binary, check_json, check_key, check_optional_json, page_size
+from .ending import Ending
+from .operation import Hint, operation
+from .statement import sql
+
+MESSAGE_TOPIC = "workflow_channel_message"
+
+
+class Channels(Ending):
+    """Implements the part of `ChannelManager` that wakes nobody."""
+
+    # Update first: a failed insert leaves a shared lock behind that two rivals then both try to upgrade (InnoDB 1213).
+    _unsettle = sql("""
+        UPDATE romancy_channels SET unsettled_since = COALESCE(unsettled_since, {now}) WHERE channel = :channel""")
+
+    _add_channel = sql("""
+        INSERT INTO romancy_channels (channel, unsettled_since) VALUES (:channel, :unsettled_at)
+        {on_conflict_do_nothing:channel}""")
+
+    _lock_channel = sql("SELECT channel FROM romancy_channels WHERE channel = :channel {for_update}")
+
+    _share_channel = sql("SELECT channel FROM romancy_channels WHERE channel = :channel {for_share}")
+
+    _insert_message = sql("""
+        INSERT INTO channel_messages (channel, message_id, data_type, data, data_binary, metadata, published_at, origin)
+        VALUES (:channel, :message_id, :data_type, :data, :data_binary, :metadata, {now}, :framework)
+        {returning:id}""")
+
+    _subscription = sql(
+        """
+        SELECT s.instance_id, s.channel, s.mode, s.id, {cursor},
+               COALESCE(s.activity_id, w.activity_id), COALESCE(s.timeout_at, w.timeout_at), s.subscribed_at
+          FROM channel_subscriptions s {with_cursor}
+          LEFT JOIN romancy_channel_waits w ON w.instance_id = s.instance_id AND w.channel = s.channel
+         WHERE s.instance_id = :instance_id AND s.channel = :channel
+         ORDER BY w.id LIMIT 1""",
+        row=ChannelSubscription,
+    )
+
+    _mode = sql("""
+        SELECT s.mode FROM channel_subscriptions s JOIN workflow_instances i ON i.instance_id = s.instance_id
+         WHERE s.channel = :channel AND i.status NOT IN {finished} ORDER BY s.id LIMIT 1""")
+
+    _subscribe = sql("""
+        INSERT INTO channel_subscriptions (instance_id, channel, mode, cursor_message_id, subscribed_at)
+        VALUES (:instance_id, :channel, :mode, :cursor, {now})
+        {on_conflict_do_nothing:instance_id, channel}""")
+
+    _newest_id = sql("SELECT COALESCE(MAX(id), 0) FROM channel_messages WHERE channel = :channel")
+
+    # What another framework published may become visible out of order: note what was there, so that a lower id that
+    # appears later can be told from one that was there all along.
+    _note_received = sql("""
+        INSERT INTO romancy_receipts (instance_id, message_id)
+        SELECT :instance_id, m.id FROM channel_messages m
+         WHERE m.origin IS NULL AND m.id <= :cursor AND m.id > :cursor - 10000 AND m.channel = :channel
+           AND NOT EXISTS (SELECT 1 FROM romancy_receipts r WHERE r.instance_id = :instance_id AND r.message_id = m.id)""")
+
+    _unsubscribe = sql("DELETE FROM channel_subscriptions WHERE instance_id = :instance_id AND channel = :channel")
+
+    _forget_cursor = sql("DELETE FROM channel_delivery_cursors WHERE instance_id = :instance_id AND channel = :channel")
+
+    _advance_subscription = sql("""
+        UPDATE channel_subscriptions SET cursor_message_id = :message_id
+         WHERE instance_id = :instance_id AND channel = :channel
+           AND COALESCE(cursor_message_id, 0) < :message_id""")
+
+    _advance_cursor = sql("""
+        UPDATE channel_delivery_cursors SET last_delivered_id = :message_id, updated_at = {now}
+         WHERE instance_id = :instance_id AND channel = :channel AND last_delivered_id < :message_id""")
+
+    _add_cursor = sql("""
+        INSERT INTO channel_delivery_cursors (channel, instance_id, last_delivered_id, updated_at)
+        VALUES (:channel, :instance_id, :message_id, {now})
+        {on_conflict_do_nothing:channel, instance_id}""")
+
+    _cursor_of_subscription = sql("""
+        SELECT COALESCE(cursor_message_id, 0) FROM channel_subscriptions
+         WHERE instance_id = :instance_id AND channel = :channel""")
+
+    _cursor_of_delivery = sql("""
+        SELECT last_delivered_id FROM channel_delivery_cursors
+         WHERE instance_id = :instance_id AND channel = :channel""")
+
+    _messages_after = sql(
+        """
+        SELECT {message_columns} FROM channel_messages m
+         WHERE m.channel = :channel AND m.id > :after_id ORDER BY m.id LIMIT :limit""",
+        row=ChannelMessage,
+    )
+
+    _pending_messages = sql(
+        """
+        SELECT {message_columns}
+          FROM channel_subscriptions s {with_cursor}
+          JOIN channel_messages m ON m.channel = s.channel
+         WHERE s.instance_id = :instance_id AND s.channel = :channel AND {pending}
+         ORDER BY m.id LIMIT :limit""",
+        row=ChannelMessage,
+    )
+
+    _message_name = sql("SELECT channel, message_id FROM channel_messages WHERE id = :message_id")
+
+    _claim_owner = sql("""
+        SELECT k.instance_id, i.status FROM channel_message_claims k
+          LEFT JOIN workflow_instances i ON i.instance_id = k.instance_id AND i.status NOT IN {finished}
+         WHERE k.message_id = :message_name""")
+
+    _claim = sql("""
+        INSERT INTO channel_message_claims (message_id, instance_id, claimed_at)
+        VALUES (:message_name, :instance_id, {now})
+        {on_conflict_do_nothing:message_id}""")
+
+    _unclaim = sql("DELETE FROM channel_message_claims WHERE message_id = :message_name")
+
+    _delete_message = sql("DELETE FROM channel_messages WHERE id = :message_id")
+
+    _received_by_all = sql("""
+        SELECT m.id FROM channel_messages m
+         WHERE m.published_at < {seconds_ago:seconds} AND NOT EXISTS (
+               SELECT 1 FROM channel_subscriptions s {with_cursor}
+                 JOIN workflow_instances i ON i.instance_id = s.instance_id
+                WHERE s.channel = m.channel AND i.status NOT IN {finished}
+                  AND (s.mode = 'competing' OR {cursor} < m.id))
+         ORDER BY m.published_at, m.id LIMIT :limit""")
+
+    _delete_messages = sql("DELETE FROM channel_messages WHERE {in:id, message_ids}")
+
+    _idle_channels = sql("""
+        SELECT c.channel FROM romancy_channels c
+         WHERE c.unsettled_since IS NULL
+           AND NOT EXISTS (SELECT 1 FROM channel_messages m WHERE m.channel = c.channel)
+           AND NOT EXISTS (SELECT 1 FROM channel_subscriptions s WHERE s.channel = c.channel)
+         LIMIT :limit {for_update_skip_locked}""")
+
+    _delete_channels = sql("DELETE FROM romancy_channels WHERE {in:channel, channels} AND unsettled_since IS NULL")
+
+    # Publishing.
+
+    @operation
+    async def publish_to_channel(
+        self,
+        channel_name: str,
+        data: str | bytes,
+        metadata: str | None = None,
+        *,
+        lock: Lock | None = None,
+        record: HistoryEvent | None = None,
+    ) -> int | HistoryEvent:
+        message = self._checked_message(channel_name, data, metadata)
+        recorded = await self._begin_step(lock, record)
+        return recorded if recorded is not None else await self._publish(message)
+
+    @operation
+    async def publish_many(self, messages: Sequence[ChannelMessage], *, lock: Lock | None = None) -> list[int]:
+        checked = [
+            self._checked_message(message.channel, payload_of(message), message.metadata) for message in messages
+        ]
+        await self._begin_step(lock, None)
+        ids: dict[int, int] = {}
+        # Channels in order of their names, so that two publishers never wait for each other.
+        for position in sorted(range(len(checked)), key=lambda position: (checked[position]["channel"].encode(), position)):
+            ids[position] = await self._publish(checked[position])
+        return [ids[position] for position in range(len(checked))]
+
+    def _checked_message(self, channel: str, data: str | bytes, metadata: str | None) -> dict[str, Any]:
+        text = check_json("data", data, self._payload_limit) if isinstance(data, str) else None
+        return {
+            "channel": check_key("channel", channel),
+            "data_type": "binary" if text is None else "json",
+            "data": text,
+            "data_binary": None if isinstance(data, str) else check_binary("data", data, self._payload_limit),
+            "metadata": check_optional_json("metadata", metadata, self._payload_limit),
+        }
+
+    async def _publish(self, message: dict[str, Any]) -> int:
+        """Store a message behind all visible ones of its channel."""
+        channel = message["channel"]
+        if not await self._unsettle.run(channel=channel):
+            added = await self._add_channel.run(channel=channel, unsettled_at=await self._now())
+            if not added:
+                await self._unsettle.run(channel=channel)
+        name = str(uuid4())
+        message_id = await self._insert_message.insert(**message, message_id=name, framework=self.framework)
+        assert message_id is not None, "an insert of one row has an id"
+        await message_hint(channel, name, message_id)
+        return message_id
+
+    async def _hold_channel(self, channel: str, *, share: bool = False) -> None:
+        """Keep publishers of the channel out until commit; what they have committed is visible from here on."""
+        statement = self._share_channel if share else self._lock_channel
+        while await statement.one(channel=channel) is None:
+            await self._add_channel.run(channel=channel, unsettled_at=None)
+
+    # Subscribing.
+
+    @operation
+    async def subscribe_to_channel(
+        self,
+        instance_id: str,
+        channel_name: str,
+        mode: ChannelMode,
+        *,
+        lock: Lock | None = None,
+        record: HistoryEvent | None = None,
+    ) -> HistoryEvent | None:
+        check_key("instance_id", instance_id)
+        check_key("channel", channel_name)
+        mode = ChannelMode(mode)
+        channel = direct_channel(channel_name, instance_id) if mode is ChannelMode.DIRECT else channel_name
+        recorded = await self._begin_step(lock, record)
+        if recorded is not None:
+            return recorded
+        await self._hold_unfinished(instance_id, None, "subscribed")
+        await self._hold_channel(channel)
+        stored = ChannelMode.BROADCAST if mode is ChannelMode.DIRECT else mode
+        present = await self._mode.value(channel=channel)
+        if present is not None and present != stored:
+            raise ChannelModeConflictError(channel, present, mode)
+        await self._start_subscription(instance_id, channel, stored, from_start=mode is ChannelMode.DIRECT)
+        return None
+
+    async def _start_subscription(self, instance_id: str, channel: str, mode: ChannelMode, *, from_start: bool) -> None:
+        cursor = None
+        if mode is ChannelMode.BROADCAST:
+            cursor = 0 if from_start else await self._newest_id.value(channel=channel)
+        if not await self._subscribe.run(instance_id=instance_id, channel=channel, mode=mode, cursor=cursor):
+            return  # subscribed before: it goes on where it is
+        await self._forget_cursor.run(instance_id=instance_id, channel=channel)
+        if cursor:
+            await self._note_received.run(instance_id=instance_id, channel=channel, cursor=cursor)
+
+    @operation(reads=True, by_key=True)
+    async def get_channel_subscription(self, instance_id: str, channel_name: str) -> ChannelSubscription | None:
+        check_key("channel", channel_name)
+        return await self._subscription.one(instance_id=check_key("instance_id", instance_id), channel=channel_name)
+
+    @operation(reads=True, by_key=True)
+    async def get_channel_mode(self, channel_name: str) -> ChannelMode | None:
+        mode = await self._mode.value(channel=check_key("channel", channel_name))
+        return None if mode is None else ChannelMode(mode)
+
+    # Reading.
+
+    @operation(reads=True)
+    async def get_pending_channel_messages(
+        self, channel_name: str, after_id: int = 0, limit: int = 100
+    ) -> list[ChannelMessage]:
+        check_key("channel", channel_name)
+        return await self._messages_after.all(channel=channel_name, after_id=after_id, limit=page_size(limit))
+
+    @operation(reads=True)
+    async def get_pending_channel_messages_for_instance(
+        self, instance_id: str, channel_name: str, *, limit: int = 100
+    ) -> list[ChannelMessage]:
+        check_key("channel", channel_name)
+        return await self._pending_messages.all(
+            instance_id=check_key("instance_id", instance_id), channel=channel_name, limit=page_size(limit)
+        )
+
+    @operation
+    async def claim_channel_message(self, message_id: int, instance_id: str) -> bool:
+        await self._hold_unfinished(check_key("instance_id", instance_id), None, "the owner of a claim")
+        found = await self._message_name.one(message_id=message_id)
+        if found is None:
+            return False
+        channel, name = found
+        await self._hold_channel(channel)
+        owner = await self._claim_owner.one(message_name=name)
+        if owner is not None:
+            if owner[1] is not None:
+                return False
+            await self._unclaim.run(message_name=name)
+        if await self._message_name.one(message_id=message_id) is None:
+            return False
+        return bool(await self._claim.run(message_name=name, instance_id=instance_id))
+
+    @operation(idempotent=True)
+    async def delete_channel_message(self, message_id: int) -> None:
+        await self._delete_message.run(message_id=message_id)
+
+    # Cursors: in two places, since Edda reads one and Romancy the other; the larger counts.
+
+    @operation
+    async def update_delivery_cursor(self, instance_id: str, channel_name: str, last_message_id: int) -> None:
+        check_key("channel", channel_name)
+        if await self._hold.one(instance_id=check_key("instance_id", instance_id)) is None:
+            raise InstanceNotFoundError(instance_id)
+        await self._hold_channel(channel_name, share=True)
+        target = min(last_message_id, await self._newest_id.value(channel=channel_name))
+        if target > await self._cursor(instance_id, channel_name):
+            await self._advance(instance_id, channel_name, target)
+            await self._note_received.run(instance_id=instance_id, channel=channel_name, cursor=target)
+
+    async def _cursor(self, instance_id: str, channel: str) -> int:
+        key = {"instance_id": instance_id, "channel": channel}
+        cursors = await self._cursor_of_subscription.value(**key), await self._cursor_of_delivery.value(**key)
+        return max(int(cursor or 0) for cursor in cursors)
+
+    async def _advance(self, instance_id: str, channel: str, message_id: int) -> None:
+        key = {"instance_id": instance_id, "channel": channel, "message_id": message_id}
+        await self._advance_subscription.run(**key)
+        if not await self._advance_cursor.run(**key):
+            await self._add_cursor.run(**key)
+
+    @operation(reads=True, by_key=True)
+    async def get_delivery_cursor(self, instance_id: str, channel_name: str) -> int:
+        check_key("channel", channel_name)
+        return await self._cursor(check_key("instance_id", instance_id), channel_name)
+
+    # Retention.
+
+    @operation
+    async def cleanup_old_channel_messages(self, older_than: timedelta, *, limit: int = 1000) -> int:
+        batch = page_size(limit, 1000)
+        old = await self._received_by_all.all(seconds=older_than.total_seconds(), limit=batch)
+        idle = await self._idle_channels.all(limit=batch)
+        if idle:
+            await self._delete_channels.run(channels=[channel for (channel,) in idle])
+        if not old:
+            return 0
+        return await self._delete_messages.run(message_ids=[message_id for (message_id,) in old])
+
+
+def direct_channel(channel: str, instance_id: str) -> str:
+    """The instance's own channel of this name."""
+    return check_key("direct channel", f"{channel}:{instance_id}")
+
+
+def payload_of(message: ChannelMessage) -> str | bytes:
+    """What a message carries, JSON text or bytes."""
+    if message.data_binary is not None:
+        return message.data_binary
+    return "null" if message.data is None else message.data
+
+
+def message_hint(channel: str, name: str, message_id: int) -> Hint:
+    """Tell listeners of every framework that a message is visible."""
+    payload = {
+        "ch": channel,
+        "msg_id": name,
+        "channel": channel,
+        "channel_name": channel,
+        "message_id": message_id,
+    }
+    return Hint(MESSAGE_TOPIC, msgspec.json.encode(payload).decode())

@@ -1,0 +1,97 @@
+"""What comes in is checked before anything is sent: keys, JSON, sizes, limits."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..errors import InvalidJSONError, InvalidKeyError, PayloadTooLargeError
+
+LONGEST_KEY = 255
+LARGEST_LIMIT = 100_000
+LONGEST_ERROR = 2000
+
+_any_json = msgspec.json.Decoder(msgspec.Raw)
+
+
+def check_key(what: str, key: str, longest: int = LONGEST_KEY) -> str:
+    """Accept 1 to 255 characters of Unicode without NUL; never truncate."""
+    if not isinstance(key, str):
+        raise InvalidKeyError(f"{what} must be a str, not {type(key).__name__}")
+    if not 0 < len(key) <= longest:
+        raise InvalidKeyError(f"{what} must have 1 to {longest} characters, not {len(key)}")
+    if "\0" in key:
+        raise InvalidKeyError(f"{what} must not contain NUL: {key!r}")
+    if not key.isascii():
+        try:
+            key.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidKeyError(f"{what} is not valid Unicode: {key!r}") from error
+    return key
+
+
+def check_optional_key(what: str, key: str | None, longest: int = LONGEST_KEY) -> str | None:
+    """The same, None staying None."""
+    return None if key is None else check_key(what, key, longest)
+
+
+def check_label(what: str, label: str, longest: int = LONGEST_KEY) -> str:
+    """Like a key, but it may be empty."""
+    return label if label == "" else check_key(what, label, longest)
+
+
+def plain_text(text: str) -> str:
+    """Free text as every database can keep it: no NUL, no half of a surrogate pair."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def check_json(what: str, text: str, limit: int) -> str:
+    """Accept JSON text of at most `limit` bytes; it is stored byte for byte."""
+    if not isinstance(text, str):
+        raise InvalidJSONError(f"{what} must be JSON text (str), not {type(text).__name__}")
+    try:
+        encoded = text.encode()
+        check_size(what, len(encoded), limit)
+        _any_json.decode(encoded)
+    except UnicodeEncodeError as error:
+        raise InvalidJSONError(f"{what} is not valid Unicode") from error
+    except msgspec.DecodeError as error:
+        raise InvalidJSONError(f"{what} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise InvalidJSONError(f"{what} is nested too deeply") from error
+    return text
+
+
+def check_optional_json(what: str, text: str | None, limit: int) -> str | None:
+    """The same, None staying None."""
+    return None if text is None else check_json(what, text, limit)
+
+
+def check_binary(what: str, payload: bytes | None, limit: int) -> bytes | None:
+    """Accept at most `limit` bytes."""
+    if payload is None:
+        return None
+    if not isinstance(payload, bytes | bytearray | memoryview):
+        raise TypeError(f"{what} must be bytes, not {type(payload).__name__}")
+    payload = bytes(payload)
+    check_size(what, len(payload), limit)
+    return payload
+
+
+def check_size(what: str, size: int, limit: int) -> None:
+    """PayloadTooLargeError above the limit."""
+    if size > limit:
+        raise PayloadTooLargeError(what, size, limit)
+
+
+def page_size(limit: int, default: int = 100) -> int:
+    """How many rows to return; 0 means the default."""
+    if limit < 0:
+        raise ValueError(f"a limit must not be negative: {limit}")
+    return min(limit or default, LARGEST_LIMIT)
+
+
+def positive(what: str, seconds: float) -> float:
+    """Accept a number of seconds above zero."""
+    if not seconds > 0:
+        raise ValueError(f"{what} must be more than 0 seconds, not {seconds}")
+    return float(seconds)

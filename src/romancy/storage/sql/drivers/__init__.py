@@ -1,0 +1,1 @@
+"""What the databases disagree on: one small class each."""

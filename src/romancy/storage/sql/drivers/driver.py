@@ -1,0 +1,221 @@
+"""The words the databases disagree on, each under a name that statements use as a hook."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from ..statement import Decoder, Encoder, Rendered, Statement, expand_hooks, render
+
+Binders = tuple[tuple[str, Encoder | None], ...]
+
+
+def identifiers(argument: str) -> list[str]:
+    """Split the argument of a hook at its commas."""
+    return [part.strip() for part in argument.split(",")]
+
+
+def split_arguments(argument: str) -> list[str]:
+    """Split at the commas that stand outside parentheses."""
+    parts, depth = [""], 0
+    for character in argument:
+        depth += (character == "(") - (character == ")")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
+
+
+def utc_naive(moment: datetime) -> datetime:
+    """UTC wall-clock time without a zone, as the shared tables keep it."""
+    if moment.tzinfo is None:
+        raise ValueError(f"a time must know its zone: {moment!r}")
+    return moment.astimezone(UTC).replace(tzinfo=None)
+
+
+class Driver(ABC):
+    """How one database spells what statements need.
+
+    `clock_offset` moves the database's clock for this driver: tests travel in time with it, nothing else does.
+    """
+
+    name: ClassVar[str]
+    duplicate_is_an_error: ClassVar[bool] = False
+    """Whether a duplicate can only be noticed as an error of the statement (MySQL has no ON CONFLICT DO NOTHING)."""
+    text_type: ClassVar[str] = "TEXT"
+    """What a parameter is cast to where its type cannot be seen."""
+    decode_time: Decoder | None = None
+    """How a stored time becomes an aware datetime."""
+
+    def __init__(self) -> None:
+        self._clock_offset = 0.0
+        self._rendered: dict[Statement[Any], Rendered] = {}
+        self.hooks: dict[str, Callable[..., str]] = {
+            "now": self.now,
+            "seconds_from_now": self.seconds_from_now,
+            "seconds_ago": self.seconds_ago,
+            "seconds_after": lambda argument: self.seconds_after(*identifiers(argument)),
+            "for_update": self.for_update,
+            "for_update_skip_locked": self.select_for_update_skip_locked,
+            "for_share": self.for_share,
+            "on_conflict_do_nothing": lambda argument: self.on_conflict_do_nothing(*identifiers(argument)),
+            "on_conflict_update": lambda argument: self.on_conflict_update(*identifiers(argument)),
+            "excluded": self.excluded,
+            "returning": lambda argument: self.returning_clause(*identifiers(argument)),
+            "in": lambda argument: self.is_in(*identifiers(argument)),
+            "among": lambda argument: self.is_among(*identifiers(argument)),
+            "ascii_lower": self.ascii_lower,
+            "position": lambda argument: self.position(*identifiers(argument)),
+            "greatest": lambda argument: self.greatest(*split_arguments(argument)),
+            "forever": self.forever,
+            "insertion_order": self.insertion_order,
+        }
+
+    # The reference's methods.
+
+    def driver_name(self) -> str:
+        """The database's name: sqlite, postgres or mysql."""
+        return self.name
+
+    def get_current_time_expr(self) -> str:
+        """The database's clock at statement time, in UTC."""
+        return self.now()
+
+    def make_datetime_comparable(self, column: str) -> str:
+        """The column itself: times are stored so that they compare as they are, and indexes stay usable."""
+        return column
+
+    @abstractmethod
+    def select_for_update_skip_locked(self) -> str:
+        """Lock the selected rows until commit, passing over those that are locked."""
+
+    @abstractmethod
+    def placeholder(self, n: int) -> str:
+        """The placeholder of the nth positional parameter, counted from 1."""
+
+    @abstractmethod
+    def on_conflict_do_nothing(self, *conflict_columns: str) -> str:
+        """End an insert that skips a row which is there already."""
+
+    @abstractmethod
+    def returning_clause(self, *columns: str) -> str:
+        """End an insert that returns columns, where the database can."""
+
+    @abstractmethod
+    def json_extract(self, column: str, path: str) -> str:
+        """The JSON value at a dotted path of a text column; NULL when it is missing or the text is no JSON object."""
+
+    @abstractmethod
+    def json_compare(self, extract_expr: str, value: Any, placeholder_num: int) -> tuple[str, list[Any]]:
+        """Compare a `json_extract` expression with a value, type and all: the condition and its arguments."""
+
+    # What statements need beyond them.
+
+    @abstractmethod
+    def now(self) -> str:
+        """The database's clock at statement time, in UTC."""
+
+    @abstractmethod
+    def seconds_after(self, moment: str, parameter: str) -> str:
+        """`moment` plus a number of seconds given by a parameter or column."""
+
+    def seconds_from_now(self, parameter: str) -> str:
+        """Now plus the parameter's seconds."""
+        return self.seconds_after(self.now(), f":{parameter}")
+
+    @abstractmethod
+    def seconds_ago(self, parameter: str) -> str:
+        """Now minus the parameter's seconds."""
+
+    @abstractmethod
+    def for_update(self) -> str:
+        """Lock the selected rows against other writers until commit."""
+
+    @abstractmethod
+    def for_share(self) -> str:
+        """Keep the selected rows as they are until commit."""
+
+    @abstractmethod
+    def on_conflict_update(self, *conflict_columns: str) -> str:
+        """Begin the SET list of an insert that updates the row which is there already."""
+
+    @abstractmethod
+    def excluded(self, column: str) -> str:
+        """Inside `on_conflict_update`: the value that could not be inserted."""
+
+    @abstractmethod
+    def is_in(self, column: str, parameter: str) -> str:
+        """Whether a column is one of a list."""
+
+    @abstractmethod
+    def is_among(self, column: str, parameter: str) -> str:
+        """Whether a column is one of a list; true when the list is None."""
+
+    @abstractmethod
+    def ascii_lower(self, expression: str) -> str:
+        """Lower-case A to Z and nothing else."""
+
+    @abstractmethod
+    def position(self, needle: str, haystack: str) -> str:
+        """Where a text occurs in another, 0 when it does not."""
+
+    def forever(self) -> str:
+        """A moment that never comes."""
+        return "'9999-12-31 00:00:00.000000'"
+
+    def insertion_order(self) -> str:
+        """The column that numbers outbox events as they were inserted."""
+        return "sequence"
+
+    def byte_order(self, column: str) -> str:
+        """A key column, compared and sorted byte for byte."""
+        return column
+
+    def greatest(self, first: str, second: str) -> str:
+        """The larger of two values."""
+        return f"GREATEST({first}, {second})"
+
+    @abstractmethod
+    def encode_time(self, moment: datetime) -> Any:
+        """How an aware datetime is given to the database."""
+
+    def encode_optional_time(self, moment: datetime | None) -> Any:
+        """The same, None staying None."""
+        return None if moment is None else self.encode_time(moment)
+
+    def hook(self, name: str, argument: str | None) -> str:
+        """What stands for ``{name:argument}`` in a statement."""
+        return self.hooks[name]() if argument is None else self.hooks[name](argument)
+
+    @abstractmethod
+    def bind_names(self, text: str, parameter: re.Pattern[str], lists: set[str]) -> tuple[str, Binders]:
+        """Replace ``:name`` by the database's placeholders; which value goes where, and how it is encoded."""
+
+    def encoder(self, name: str) -> Encoder | None:
+        """How the parameter of this name is given to the database."""
+        return self.encode_optional_time if name.endswith("_at") else None
+
+    def expand(self, text: str) -> str:
+        """A fragment with its hooks replaced, for statements put together at run time."""
+        return expand_hooks(text, self, set())
+
+    def rendered(self, statement: Statement[Any]) -> Rendered:
+        """The statement in this database's words, rendered once."""
+        found = self._rendered.get(statement)
+        if found is None:
+            found = self._rendered[statement] = render(statement, self)
+        return found
+
+    @property
+    def clock_offset(self) -> float:
+        """By how many seconds tests have moved the clock."""
+        return self._clock_offset
+
+    @clock_offset.setter
+    def clock_offset(self, seconds: float) -> None:
+        self._clock_offset = seconds
+        self._rendered.clear()

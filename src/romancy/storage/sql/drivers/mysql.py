@@ -1,0 +1,122 @@
+"""The words MySQL and MariaDB share, and the few on which the two differ."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from ...input_filters import check_filter_value, json_path_keys, whole_number
+from .driver import Binders, Driver, utc_naive
+
+
+def sql_list(values: Sequence[Any] | None) -> tuple[Any, ...]:
+    """A list as the client renders it behind IN; an empty one matches nothing."""
+    return tuple(values) if values else (None,)
+
+
+def is_none(values: Sequence[Any] | None) -> bool:
+    """Whether no list was given."""
+    return values is None
+
+
+class MySQLDriver(Driver):
+    """MySQL 8.0 and MariaDB 10.6, or newer."""
+
+    name = "mysql"
+    text_type = "CHAR"
+    duplicate_is_an_error = True
+    is_mariadb = False
+    """Set when a connection has asked the server."""
+
+    @staticmethod
+    def decode_time(moment: datetime) -> datetime:
+        """The tables keep UTC wall-clock time without a zone."""
+        return moment.replace(tzinfo=UTC)
+
+    def encode_time(self, moment: datetime) -> datetime:
+        return utc_naive(moment)
+
+    def now(self) -> str:
+        shift = f" + INTERVAL {round(self.clock_offset * 1_000_000)} MICROSECOND" if self.clock_offset else ""
+        return f"(UTC_TIMESTAMP(6){shift})"
+
+    def seconds_after(self, moment: str, parameter: str) -> str:
+        return f"({moment} + INTERVAL ROUND(1000000 * {parameter}) MICROSECOND)"
+
+    def seconds_ago(self, parameter: str) -> str:
+        return f"({self.now()} - INTERVAL ROUND(1000000 * :{parameter}) MICROSECOND)"
+
+    def select_for_update_skip_locked(self) -> str:
+        return "FOR UPDATE SKIP LOCKED"
+
+    def for_update(self) -> str:
+        return "FOR UPDATE"
+
+    def for_share(self) -> str:
+        return "LOCK IN SHARE MODE"  # the spelling that MariaDB understands too
+
+    def placeholder(self, n: int) -> str:
+        return "%s"
+
+    def on_conflict_do_nothing(self, *conflict_columns: str) -> str:
+        # Not INSERT IGNORE, which hides foreign-key errors and truncates: the runner takes error 1062 of such a
+        # statement as "nothing inserted" (InnoDB undoes the statement, not the transaction).
+        return ""
+
+    def on_conflict_update(self, *conflict_columns: str) -> str:
+        return "ON DUPLICATE KEY UPDATE"
+
+    def excluded(self, column: str) -> str:
+        return f"VALUES({column})"
+
+    def returning_clause(self, *columns: str) -> str:
+        return ""  # the id of an insert comes with the server's OK
+
+    def is_in(self, column: str, parameter: str) -> str:
+        return f"{column} IN :{parameter}"
+
+    def is_among(self, column: str, parameter: str) -> str:
+        return f"(:{parameter}__none OR {column} IN :{parameter})"
+
+    def ascii_lower(self, expression: str) -> str:
+        # LOWER() of a Unicode text also folds É and the like. Read as geostd8, whose letters beyond ASCII have no case,
+        # the same bytes change from A to Z only.
+        return f"LOWER(CONVERT(CAST({expression} AS BINARY) USING geostd8))"
+
+    def position(self, needle: str, haystack: str) -> str:
+        return f"LOCATE({needle}, {haystack})"
+
+    def json_extract(self, column: str, path: str) -> str:
+        keys = "".join(f'."{key}"' for key in json_path_keys(path))
+        return (
+            f"(CASE WHEN JSON_VALID({column}) THEN CASE WHEN JSON_TYPE({column}) = 'OBJECT'"
+            f" THEN COALESCE(JSON_EXTRACT({column}, '${keys}'), 'null') END END)"
+        )
+
+    def json_compare(self, extract_expr: str, value: Any, placeholder_num: int) -> tuple[str, list[Any]]:
+        check_filter_value(value)
+        kind = f"JSON_TYPE({extract_expr})"
+        if value is None:
+            return f"{kind} = 'NULL'", []
+        if isinstance(value, bool):
+            return f"({kind} = 'BOOLEAN' AND {extract_expr} = '{str(value).lower()}')", []
+        if isinstance(value, str):
+            return f"({kind} = 'STRING' AND CAST(JSON_UNQUOTE({extract_expr}) AS BINARY) = CAST(%s AS BINARY))", [value]
+        number = whole_number(value)
+        exact = "AS DECIMAL(65, 20)" if isinstance(number, int) else "AS DOUBLE"
+        return (
+            f"({kind} IN ('INTEGER', 'UNSIGNED INTEGER', 'DOUBLE', 'DECIMAL')"
+            f" AND CAST(JSON_UNQUOTE({extract_expr}) {exact}) = %s)",
+            [number],
+        )
+
+    def bind_names(self, text: str, parameter: re.Pattern[str], lists: set[str]) -> tuple[str, Binders]:
+        binders = []
+        for name in parameter.findall(text):
+            if name.endswith("__none"):
+                binders.append((name.removesuffix("__none"), is_none))
+            else:
+                binders.append((name, sql_list if name in lists else self.encoder(name)))
+        return parameter.sub("%s", text.replace("%", "%%")), tuple(binders)

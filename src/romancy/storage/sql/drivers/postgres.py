@@ -1,0 +1,101 @@
+"""PostgreSQL's words."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from ...input_filters import check_filter_value, json_path_keys
+from .driver import Binders, Driver, utc_naive
+
+
+class PostgresDriver(Driver):
+    """PostgreSQL 12 or newer."""
+
+    name = "postgres"
+
+    @staticmethod
+    def decode_time(moment: datetime) -> datetime:
+        """The tables keep UTC wall-clock time without a zone."""
+        return moment.replace(tzinfo=UTC)
+
+    def encode_time(self, moment: datetime) -> datetime:
+        return utc_naive(moment)
+
+    def now(self) -> str:
+        # Not now(): that is the start of the transaction, and a lock taken late in a long one would be born expired.
+        shift = f" + interval '{self.clock_offset:.6f} seconds'" if self.clock_offset else ""
+        return f"(timezone('UTC', clock_timestamp()){shift})"
+
+    def seconds_after(self, moment: str, parameter: str) -> str:
+        return f"({moment} + make_interval(secs => {parameter}))"
+
+    def seconds_ago(self, parameter: str) -> str:
+        return f"({self.now()} - make_interval(secs => :{parameter}))"
+
+    def select_for_update_skip_locked(self) -> str:
+        # Not FOR UPDATE: a mere foreign-key insert would make the row look taken.
+        return "FOR NO KEY UPDATE SKIP LOCKED"
+
+    def for_update(self) -> str:
+        return "FOR NO KEY UPDATE"
+
+    def for_share(self) -> str:
+        return "FOR SHARE"
+
+    def placeholder(self, n: int) -> str:
+        return f"${n}"
+
+    def on_conflict_do_nothing(self, *conflict_columns: str) -> str:
+        target = f" ({', '.join(conflict_columns)})" if conflict_columns else ""
+        return f"ON CONFLICT{target} DO NOTHING"
+
+    def on_conflict_update(self, *conflict_columns: str) -> str:
+        return f"ON CONFLICT ({', '.join(conflict_columns)}) DO UPDATE SET"
+
+    def excluded(self, column: str) -> str:
+        return f"excluded.{column}"
+
+    def returning_clause(self, *columns: str) -> str:
+        return f"RETURNING {', '.join(columns)}"
+
+    def is_in(self, column: str, parameter: str) -> str:
+        return f"{column} = ANY(:{parameter})"
+
+    def is_among(self, column: str, parameter: str) -> str:
+        return f"(:{parameter}::text[] IS NULL OR {column} = ANY(:{parameter}::text[]))"
+
+    def ascii_lower(self, expression: str) -> str:
+        return f'lower(({expression}) COLLATE "C")'
+
+    def position(self, needle: str, haystack: str) -> str:
+        return f"strpos({haystack}, {needle})"
+
+    def forever(self) -> str:
+        return "TIMESTAMP '9999-12-31 00:00:00'"
+
+    def byte_order(self, column: str) -> str:
+        # The column has this collation on tables we made, but not on those of another framework.
+        return f'{column} COLLATE "C"'
+
+    def json_extract(self, column: str, path: str) -> str:
+        # A function of ours that answers NULL where a plain cast would fail the whole listing for one odd row.
+        return f"romancy_json_at({column}, '{{{','.join(json_path_keys(path))}}}')"
+
+    def json_compare(self, extract_expr: str, value: Any, placeholder_num: int) -> tuple[str, list[Any]]:
+        check_filter_value(value)
+        return (
+            f"{extract_expr} = romancy_json({self.placeholder(placeholder_num)}::text)",
+            [msgspec.json.encode(value).decode()],
+        )
+
+    def bind_names(self, text: str, parameter: re.Pattern[str], lists: set[str]) -> tuple[str, Binders]:
+        names = list(dict.fromkeys(parameter.findall(text)))
+        numbers = {name: number for number, name in enumerate(names, start=1)}
+        return (
+            parameter.sub(lambda match: f"${numbers[match.group(1)]}", text),
+            tuple((name, self.encoder(name)) for name in names),
+        )

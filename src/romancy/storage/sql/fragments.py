@@ -1,0 +1,68 @@
+"""Conditions and select lists that several statements share, each said once; statements use them as hooks.
+
+Tables go by the same letters everywhere: i instances, s subscriptions, m messages, w our channel waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..models import (
+    CANCELLABLE,
+    FINISHED,
+    RUNNABLE,
+    WAITING,
+    ChannelMessage,
+    CompensationEntry,
+    HistoryEvent,
+    OutboxEvent,
+    TimerSubscription,
+    WorkflowInstance,
+    WorkflowStatus,
+)
+from .statement import FRAGMENTS, columns
+
+
+def literals(values: Iterable[str]) -> str:
+    """A list of literals: SQLite's planner matches partial indexes to literals only, not to parameters."""
+    return "(" + ", ".join(f"'{value}'" for value in values) + ")"
+
+
+FRAGMENTS.update(
+    finished=literals(FINISHED),
+    unfinished=literals(status for status in WorkflowStatus if status not in FINISHED),
+    waiting=literals(WAITING),
+    runnable=literals(RUNNABLE),
+    cancellable=literals(CANCELLABLE),
+    # '' is Romancy's way to write "free"; a lock without expiry is held until cleanup_stale_locks frees it.
+    lock_is_free="(i.locked_by IS NULL OR i.locked_by = '' OR i.lock_expires_at <= {now})",
+    lock_is_ours="i.lock_token = :token AND i.locked_by = :worker_id AND i.lock_expires_at > {now}",
+    lock_cleared="locked_by = NULL, locked_at = NULL, lock_expires_at = NULL",
+    not_parked="(i.parked_until IS NULL OR i.parked_until <= {now})",
+    ours="i.framework = :framework AND {among:i.workflow_name, workflow_names} AND {among:i.owner_service, owners}",
+    woken="status = COALESCE(suspended_from, 'running'), suspended_from = NULL, runnable_since = {now}, updated_at = {now}",
+    cursor="{greatest:COALESCE(s.cursor_message_id, 0), COALESCE(d.last_delivered_id, 0)}",
+    with_cursor="LEFT JOIN channel_delivery_cursors d ON d.channel = s.channel AND d.instance_id = s.instance_id",
+    # Claimed by somebody who can still work on it; a finished or deleted owner has let go.
+    claimed_by_another="""EXISTS (
+        SELECT 1 FROM channel_message_claims k JOIN workflow_instances o ON o.instance_id = k.instance_id
+         WHERE k.message_id = m.message_id AND k.instance_id <> s.instance_id AND o.status NOT IN {finished})""",
+    received="EXISTS (SELECT 1 FROM romancy_receipts r WHERE r.instance_id = s.instance_id AND r.message_id = m.id)",
+    pending="""(
+        (s.mode = 'broadcast' AND m.id > {cursor})
+        OR (s.mode = 'broadcast' AND m.origin IS NULL AND m.id > {cursor} - 10000 AND NOT {received})
+        OR (s.mode = 'competing' AND NOT {claimed_by_another}))""",
+    instance_columns=columns(WorkflowInstance, "i", locked_by="NULLIF(i.locked_by, '')"),
+    listed_columns=columns(
+        WorkflowInstance, "i", locked_by="NULLIF(i.locked_by, '')", input_data="NULL", output_data="NULL"
+    ),
+    history_columns=columns(HistoryEvent),
+    timer_columns=columns(TimerSubscription, "t"),
+    compensation_columns=columns(CompensationEntry),
+    message_columns=columns(ChannelMessage, "m"),
+    outbox_columns=columns(
+        OutboxEvent,
+        retry_count="COALESCE(retry_count, 0)",
+        updated_at="COALESCE(updated_at, published_at, created_at)",
+    ),
+)

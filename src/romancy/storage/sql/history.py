@@ -1,0 +1,127 @@
+"""History: each step of an instance is recorded once, and only by whoever owns the instance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import HistoryConflictError, InstanceNotFoundError, LockLostError, StorageError, TransientStorageError
+from ..models import Appended, HistoryEvent, HistoryPage, Lock
+from .checks import check_key, page_size
+from .manager import Manager, same_record
+from .operation import operation
+from .statement import sql
+
+
+class History(Manager):
+    """Implements `HistoryManager`."""
+
+    # The row lock matters: at READ COMMITTED a comparison alone lets a zombie's row through while a rival's theft of
+    # the lock commits.
+    _append_fenced = sql("""
+        INSERT INTO workflow_history
+               (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
+        SELECT i.instance_id, :activity_id, :event_type, :data_type, :event_data, :event_data_binary, {now}
+          FROM workflow_instances i
+         WHERE i.instance_id = :instance_id AND {lock_is_ours}
+        {for_share}
+        {on_conflict_do_nothing:instance_id, activity_id}
+        {returning:id}""")
+
+    _append_unfenced = sql("""
+        INSERT INTO workflow_history
+               (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
+        SELECT i.instance_id, :activity_id, :event_type, :data_type, :event_data, :event_data_binary, {now}
+          FROM workflow_instances i
+         WHERE i.instance_id = :instance_id
+        {for_share}
+        {on_conflict_do_nothing:instance_id, activity_id}
+        {returning:id}""")
+
+    _owner = sql("""
+        SELECT CASE WHEN {lock_is_ours} THEN 1 ELSE 0 END
+          FROM workflow_instances i WHERE i.instance_id = :instance_id""")
+
+    _exists = sql("SELECT 1 FROM workflow_instances WHERE instance_id = :instance_id")
+
+    _page = sql(
+        """
+        SELECT {history_columns} FROM workflow_history
+         WHERE instance_id = :instance_id AND id > :after_id
+         ORDER BY id LIMIT :limit""",
+        row=HistoryEvent,
+    )
+
+    _count = sql("SELECT COUNT(*) FROM workflow_history WHERE instance_id = :instance_id")
+
+    async def append_history(self, event: HistoryEvent, *, lock: Lock | None = None) -> Appended:
+        strict = self.runner.transactions.active()
+        if lock is None:
+            return await self._append(event, strict)
+        return await self._append_with_lock(event, lock, strict)
+
+    @operation(autocommit=True)
+    async def _append(self, event: HistoryEvent, strict: bool) -> Appended:
+        return await self._append_one(event, None, strict)
+
+    @operation(autocommit=True, idempotent=True)
+    async def _append_with_lock(self, event: HistoryEvent, lock: Lock, strict: bool) -> Appended:
+        return await self._append_one(event, lock, strict)
+
+    async def append_history_many(
+        self, events: Sequence[HistoryEvent], *, lock: Lock | None = None
+    ) -> list[Appended | StorageError]:
+        return await self._append_many(list(events), lock, self.runner.transactions.active())
+
+    @operation
+    async def _append_many(
+        self, events: list[HistoryEvent], lock: Lock | None, strict: bool
+    ) -> list[Appended | StorageError]:
+        results: list[Appended | StorageError] = []
+        if lock is not None:
+            await self._hold_instance(lock.instance_id, lock)
+        for event in events:
+            try:
+                results.append(await self._append_one(event, lock, strict))
+            except (HistoryConflictError, InstanceNotFoundError) as error:
+                results.append(error)
+        return results
+
+    async def _append_one(self, event: HistoryEvent, lock: Lock | None, strict: bool) -> Appended:
+        row = self._checked_event(event)
+        if lock is None:
+            recorded_id = await self._append_unfenced.insert(**row)
+        else:
+            recorded_id = await self._append_fenced.insert(**row, token=lock.token, worker_id=lock.worker_id)
+        if recorded_id is not None:
+            return Appended(recorded_id, already_recorded=False)
+        recorded = await self._why_not_appended(event, lock)
+        if lock is not None and not strict and same_record(recorded, event) and recorded.id is not None:
+            return Appended(recorded.id, already_recorded=True)
+        raise HistoryConflictError(recorded)
+
+    async def _why_not_appended(self, event: HistoryEvent, lock: Lock | None) -> HistoryEvent:
+        """Nothing was written: say whether the instance, the lock or the place was missing."""
+        if lock is None:
+            owned = await self._exists.value(instance_id=event.instance_id)
+        else:
+            owned = await self._owner.value(instance_id=event.instance_id, token=lock.token, worker_id=lock.worker_id)
+        if owned is None:
+            raise InstanceNotFoundError(event.instance_id)
+        recorded = await self._recorded_step.one(instance_id=event.instance_id, activity_id=event.activity_id)
+        if lock is not None and not owned:
+            raise LockLostError(event.instance_id, lock.worker_id)
+        if recorded is None:
+            raise TransientStorageError(f"a rival was recording step {event.activity_id!r} and gave up; try again")
+        return recorded
+
+    @operation(reads=True)
+    async def get_history_paginated(self, instance_id: str, after_id: int = 0, limit: int = 100) -> HistoryPage:
+        wanted = page_size(limit)
+        check_key("instance_id", instance_id)
+        events = await self._page.all(instance_id=instance_id, after_id=after_id, limit=wanted + 1)
+        return HistoryPage(events[:wanted], has_more=len(events) > wanted)
+
+    @operation(reads=True)
+    async def get_history_count(self, instance_id: str) -> int:
+        check_key("instance_id", instance_id)
+        return int(await self._count.value(instance_id=instance_id))

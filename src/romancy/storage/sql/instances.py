@@ -1,0 +1,394 @@
+"""Instances: created once, guarded through their states, listed newest first, deleted when they are old."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from ..errors import (
+    InstanceExistsError,
+    InstanceNotFoundError,
+    InvalidPageTokenError,
+    InvalidStatusTransitionError,
+    WorkflowNotCancellableError,
+)
+from ..input_filters import InputFilterBuilder
+from ..models import (
+    CANCELLABLE,
+    FINISHED,
+    AnyFramework,
+    HistoryEvent,
+    HistoryEventType,
+    ListInstancesOptions,
+    Lock,
+    PaginationResult,
+    ResumableWorkflow,
+    WorkflowInstance,
+    WorkflowStatus,
+)
+from .checks import (
+    check_json,
+    check_key,
+    check_label,
+    check_optional_json,
+    check_optional_key,
+    page_size,
+    plain_text,
+    positive,
+)
+from .ending import Ending, resumable_hint
+from .fragments import FRAGMENTS
+from .operation import operation
+from .statement import NativeQuery, Want, row_decoder, sql
+
+FAILED_ACTIVITY = "workflow_failed"
+CANCELLED_ACTIVITY = "workflow_cancelled"
+DEFAULT_LOCK_SEC = 60.0
+_AFTER_COMPENSATING = (WorkflowStatus.COMPENSATING, WorkflowStatus.FAILED, WorkflowStatus.CANCELLED)
+
+
+class Instances(Ending):
+    """Implements `InstanceManager`, but for suspending."""
+
+    _definition_exists = sql("""
+        SELECT 1 FROM workflow_definitions WHERE workflow_name = :workflow_name AND source_hash = :source_hash""")
+
+    _define = sql("""
+        INSERT INTO workflow_definitions (workflow_name, source_hash, source_code, created_at)
+        VALUES (:workflow_name, :source_hash, '', {now})
+        {on_conflict_do_nothing:workflow_name, source_hash}""")
+
+    _create = sql("""
+        INSERT INTO workflow_instances
+               (instance_id, workflow_name, source_hash, owner_service, framework, status, current_activity_id,
+                continued_from, started_at, updated_at, input_data, output_data, locked_by, locked_at,
+                lock_timeout_seconds, lock_expires_at, lock_token, runnable_since, finished_at)
+        VALUES (:instance_id, :workflow_name, :source_hash, :owner_service, :framework, :status, :current_activity_id,
+                :continued_from, COALESCE(:started_at, {now}), COALESCE(:updated_at, {now}), :input_data, :output_data,
+                :locked_by, :locked_at, :lock_timeout_seconds, :lock_expires_at, :lock_token, {now}, :finished_at)
+        {on_conflict_do_nothing:instance_id}""")
+
+    _get = sql(
+        "SELECT {instance_columns} FROM workflow_instances i WHERE i.instance_id = :instance_id", row=WorkflowInstance
+    )
+
+    _set_status = sql("""
+        UPDATE workflow_instances
+           SET status = :status, output_data = COALESCE(:output_data, output_data), suspended_from = NULL,
+               runnable_since = {now}, updated_at = {now}
+         WHERE instance_id = :instance_id""")
+
+    _set_activity = sql("""
+        UPDATE workflow_instances SET current_activity_id = :activity_id, updated_at = {now}
+         WHERE instance_id = :instance_id""")
+
+    # A live lock is kept: its holder finds out at its next heartbeat or write.
+    _start_compensating = sql("""
+        UPDATE workflow_instances
+           SET status = 'compensating', suspended_from = NULL, parked_until = NULL, parked_reason = NULL,
+               runnable_since = {now}, updated_at = {now}
+         WHERE instance_id = :instance_id""")
+
+    _resumable = sql(
+        """
+        SELECT i.instance_id, i.workflow_name FROM workflow_instances i
+         WHERE {ours} AND i.status IN {runnable} AND {lock_is_free} AND {not_parked}
+         ORDER BY i.runnable_since, i.instance_id LIMIT :limit""",
+        row=ResumableWorkflow,
+    )
+
+    _park = sql("""
+        UPDATE workflow_instances
+           SET parked_until = COALESCE(:until_at, {forever}), parked_reason = :reason, {lock_cleared}, updated_at = {now}
+         WHERE instance_id = :instance_id""")
+
+    _unpark = sql("""
+        UPDATE workflow_instances
+           SET parked_until = NULL, parked_reason = NULL, runnable_since = {now}, updated_at = {now}
+         WHERE instance_id = :instance_id AND parked_until IS NOT NULL""")
+
+    _old = sql("""
+        SELECT i.instance_id FROM workflow_instances i
+         WHERE i.framework = :framework AND i.finished_at IS NOT NULL AND i.finished_at < {seconds_ago:seconds}
+         ORDER BY i.finished_at LIMIT :limit {for_update_skip_locked}""")
+
+    _uncontinue = sql("UPDATE workflow_instances SET continued_from = NULL WHERE {in:continued_from, instance_ids}")
+
+    _delete = sql("DELETE FROM workflow_instances WHERE {in:instance_id, instance_ids}")
+
+    @operation(undo="_give_back_created")
+    async def create_instance(
+        self, instance: WorkflowInstance, *, lock_timeout_sec: float | None = None
+    ) -> Lock | None:
+        row = self._checked_instance(instance)
+        lock = await self._born_locked(instance, lock_timeout_sec)
+        finished = instance.status in FINISHED
+        if lock is not None:
+            row |= {"locked_by": lock.worker_id, "lock_expires_at": lock.expires_at, "lock_token": lock.token}
+        if lock is not None or finished:
+            now = await self._now()
+            row |= {"locked_at": instance.locked_at or now if lock else None, "finished_at": now if finished else None}
+        key = {"workflow_name": row["workflow_name"], "source_hash": row["source_hash"]}
+        if await self._definition_exists.value(**key) is None:
+            await self._define.run(**key)
+        if instance.continued_from is not None and await self._get.one(instance_id=instance.continued_from) is None:
+            raise InstanceNotFoundError(instance.continued_from)
+        if not await self._create.run(**row):
+            raise InstanceExistsError(instance.instance_id)
+        if lock is None:
+            await resumable_hint(instance.instance_id, instance.workflow_name)
+        return lock
+
+    def _checked_instance(self, instance: WorkflowInstance) -> dict[str, Any]:
+        limit = self._payload_limit
+        return {
+            "instance_id": check_key("instance_id", instance.instance_id),
+            "workflow_name": check_key("workflow_name", instance.workflow_name),
+            "source_hash": check_label("source_hash", instance.source_hash, 64),
+            "owner_service": check_label("owner_service", instance.owner_service),
+            "framework": check_key("framework", instance.framework or self.framework, 50),
+            "status": WorkflowStatus(instance.status),
+            "current_activity_id": check_optional_key("current_activity_id", instance.current_activity_id),
+            "continued_from": check_optional_key("continued_from", instance.continued_from),
+            "started_at": instance.started_at,
+            "updated_at": instance.updated_at,
+            "input_data": check_json("input_data", "{}" if instance.input_data is None else instance.input_data, limit),
+            "output_data": check_optional_json("output_data", instance.output_data, limit),
+            "locked_by": None,
+            "locked_at": None,
+            "lock_timeout_seconds": instance.lock_timeout_seconds,
+            "lock_expires_at": None,
+            "lock_token": instance.lock_token,
+            "finished_at": None,
+        }
+
+    async def _born_locked(self, instance: WorkflowInstance, lock_timeout_sec: float | None) -> Lock | None:
+        if not instance.locked_by:
+            return None
+        check_key("locked_by", instance.locked_by)
+        expires_at = instance.lock_expires_at
+        if lock_timeout_sec is not None or expires_at is None:
+            seconds = instance.lock_timeout_seconds or lock_timeout_sec or DEFAULT_LOCK_SEC
+            expires_at = await self._now() + timedelta(seconds=positive("lock_timeout_sec", seconds))
+        return Lock(
+            instance_id=instance.instance_id,
+            token=instance.lock_token + 1,
+            worker_id=instance.locked_by,
+            expires_at=expires_at,
+            status=instance.status,
+        )
+
+    @operation(reads=True, by_key=True)
+    async def get_instance(self, instance_id: str) -> WorkflowInstance | None:
+        check_key("instance_id", instance_id)
+        return await self._get.one(instance_id=instance_id)
+
+    @operation
+    async def update_instance_status(
+        self,
+        instance_id: str,
+        status: WorkflowStatus,
+        error_msg: str = "",
+        *,
+        output_data: str | None = None,
+        lock: Lock | None = None,
+    ) -> None:
+        target = WorkflowStatus(status)
+        output = check_optional_json("output_data", output_data, self._payload_limit)
+        await self._allow(instance_id, target, lock)
+        if error_msg and target in (WorkflowStatus.FAILED, WorkflowStatus.COMPENSATING):
+            await self._note(instance_id, HistoryEventType.WORKFLOW_FAILED, {"error_message": plain_text(error_msg)})
+        if target in FINISHED:
+            await self._finish(instance_id, target, output)
+        else:
+            await self._set_status.run(instance_id=instance_id, status=target, output_data=output)
+
+    async def _allow(self, instance_id: str, target: WorkflowStatus, lock: Lock | None) -> WorkflowStatus:
+        """Hold the instance if it may become `target`; the status it has."""
+        check_key("instance_id", instance_id)
+        status = await self._hold_instance(instance_id, lock)
+        barred = status in FINISHED or target is WorkflowStatus.RECURRED
+        if barred or (status is WorkflowStatus.COMPENSATING and target not in _AFTER_COMPENSATING):
+            raise InvalidStatusTransitionError(instance_id, status, target)
+        return status
+
+    async def _note(self, instance_id: str, event_type: HistoryEventType, data: dict[str, Any]) -> None:
+        """Record an event of the instance's life, once."""
+        failed = event_type is HistoryEventType.WORKFLOW_FAILED
+        await self._record(
+            HistoryEvent(
+                instance_id=instance_id,
+                activity_id=FAILED_ACTIVITY if failed else CANCELLED_ACTIVITY,
+                event_type=event_type,
+                event_data=msgspec.json.encode(data).decode(),
+            )
+        )
+
+    @operation
+    async def update_instance_activity(self, instance_id: str, activity_id: str, *, lock: Lock | None = None) -> None:
+        check_key("activity_id", activity_id)
+        await self._hold_unfinished(check_key("instance_id", instance_id), lock, "updated")
+        await self._set_activity.run(instance_id=instance_id, activity_id=activity_id)
+
+    @operation
+    async def update_instance_output(
+        self, instance_id: str, output_data: str | None, *, lock: Lock | None = None
+    ) -> None:
+        output = check_optional_json("output_data", output_data, self._payload_limit)
+        await self._allow(instance_id, WorkflowStatus.COMPLETED, lock)
+        await self._finish(instance_id, WorkflowStatus.COMPLETED, output)
+
+    @operation
+    async def cancel_instance(self, instance_id: str, reason: str, *, compensate: bool = False) -> None:
+        check_key("instance_id", instance_id)
+        held = await self._hold.one(instance_id=instance_id)
+        status = None if held is None else WorkflowStatus(held[0])
+        if status not in CANCELLABLE:
+            raise WorkflowNotCancellableError(instance_id, status)
+        details = {"reason": plain_text(reason), "previous_status": status}
+        await self._note(instance_id, HistoryEventType.WORKFLOW_CANCELLED, details)
+        if not compensate:
+            await self._finish(instance_id, WorkflowStatus.CANCELLED)
+            return
+        await self._start_compensating.run(instance_id=instance_id)
+        left = await self._leftovers.one(instance_id=instance_id)
+        assert left is not None, "a SELECT without FROM has a row"
+        await self._forget_waits(instance_id, left)
+        await resumable_hint(instance_id, await self._workflow_name.value(instance_id=instance_id))
+
+    @operation(reads=True)
+    async def list_instances(
+        self,
+        options: ListInstancesOptions | None = None,
+        *,
+        payloads: bool = False,
+        framework: str | AnyFramework | None = None,
+    ) -> PaginationResult:
+        options = options or ListInstancesOptions()
+        wanted = page_size(options.limit, default=50)
+        query = self._listing(options, wanted + 1, framework or self.framework, payloads=payloads)
+        found: list[WorkflowInstance] = await query
+        has_more = len(found) > wanted
+        token = page_token(found[wanted - 1]) if has_more else None
+        return PaginationResult(found[:wanted], token, has_more)
+
+    def _listing(
+        self, options: ListInstancesOptions, limit: int, framework: str | AnyFramework, *, payloads: bool
+    ) -> NativeQuery[Any]:
+        """The page as one statement; only the filters that were given are in it, so that it can use their index."""
+        driver = self.runner.driver
+        conditions: list[str] = []
+        arguments: list[Any] = []
+
+        def given(value: Any) -> str:
+            arguments.append(value)
+            return driver.placeholder(len(arguments))
+
+        def contains(column: str, text: str) -> None:
+            needle = driver.ascii_lower(f"CAST({given(text)} AS {driver.text_type})")
+            conditions.append(driver.position(needle, driver.ascii_lower(column)) + " > 0")
+
+        if not isinstance(framework, AnyFramework):
+            conditions.append(f"i.framework = {given(framework)}")
+        if options.status_filter is not None:
+            conditions.append(f"i.status = {given(str(WorkflowStatus(options.status_filter)))}")
+        if options.workflow_name_filter:
+            contains("i.workflow_name", options.workflow_name_filter)
+        if options.instance_id_filter:
+            contains("i.instance_id", options.instance_id_filter)
+        if options.started_after is not None:
+            conditions.append(f"i.started_at > {given(driver.encode_time(options.started_after))}")
+        if options.started_before is not None:
+            conditions.append(f"i.started_at < {given(driver.encode_time(options.started_before))}")
+        key = driver.byte_order("i.instance_id")
+        if options.page_token:
+            started_at, instance_id = read_page_token(options.page_token)
+            moment = driver.encode_time(started_at)
+            conditions.append(
+                f"(i.started_at < {given(moment)} OR (i.started_at = {given(moment)} AND {key} < {given(instance_id)}))"
+            )
+            conditions.append(f"i.started_at <= {given(moment)}")  # what an index can start from
+        if options.input_filters:
+            filters, more = InputFilterBuilder(driver, column="i.input_data").build_filter_query(
+                options.input_filters, len(arguments) + 1
+            )
+            conditions.extend(filters)
+            arguments.extend(more)
+        selected = driver.expand(FRAGMENTS["instance_columns" if payloads else "listed_columns"])
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        text = (
+            f"SELECT {selected} FROM workflow_instances i{where}"
+            f" ORDER BY i.started_at DESC, {key} DESC LIMIT {limit:d}"
+        )
+        return NativeQuery(text, arguments, Want.ALL, row_decoder(WorkflowInstance, driver))
+
+    @operation(reads=True)
+    async def find_resumable_workflows(
+        self, limit: int = 100, *, workflow_names: Sequence[str] | None = None, owner_service: str | None = None
+    ) -> list[ResumableWorkflow]:
+        return await self._resumable.all(limit=page_size(limit), **self._ours(workflow_names, owner_service))
+
+    def _ours(self, workflow_names: Sequence[str] | None, owner_service: str | None) -> dict[str, Any]:
+        """The parameters of ``{ours}``: what a poll may see."""
+        return {
+            "framework": self.framework,
+            "workflow_names": None if workflow_names is None else list(workflow_names),
+            "owners": None if owner_service is None else [owner_service],
+        }
+
+    @operation
+    async def park(
+        self, instance_id: str, reason: str, *, until: datetime | None = None, lock: Lock | None = None
+    ) -> None:
+        await self._hold_unfinished(check_key("instance_id", instance_id), lock, "parked")
+        await self._park.run(instance_id=instance_id, reason=plain_text(reason), until_at=until)
+
+    @operation
+    async def unpark(self, instance_id: str) -> bool:
+        unparked = await self._unpark.run(instance_id=check_key("instance_id", instance_id))
+        if unparked:
+            await resumable_hint(instance_id, await self._workflow_name.value(instance_id=instance_id))
+        return bool(unparked)
+
+    @operation
+    async def delete_finished_instances(self, older_than: timedelta, limit: int = 100) -> int:
+        old = await self._old.all(framework=self.framework, seconds=older_than.total_seconds(), limit=page_size(limit))
+        instance_ids = [instance_id for (instance_id,) in old]
+        if not instance_ids:
+            return 0
+        await self._uncontinue.run(instance_ids=instance_ids)
+        return await self._delete.run(instance_ids=instance_ids)
+
+    @operation(reads=True, by_key=True)
+    async def current_time(self) -> datetime:
+        return await self._now()
+
+    async def _give_back_created(self, lock: Lock | None) -> None:
+        if lock is not None:
+            await self._release.run(instance_id=lock.instance_id, worker_id=lock.worker_id, token=lock.token)
+
+    _release = sql("""
+        UPDATE workflow_instances SET {lock_cleared}, runnable_since = {now}, updated_at = {now}
+         WHERE instance_id = :instance_id AND locked_by = :worker_id AND lock_token = :token
+           AND lock_expires_at > {now}""")
+
+
+def page_token(instance: WorkflowInstance) -> str:
+    """Where the page ended: ``ISO_DATETIME||INSTANCE_ID``."""
+    assert instance.started_at is not None, "a stored instance has a start"
+    return f"{instance.started_at.isoformat(timespec='microseconds')}||{instance.instance_id}"
+
+
+def read_page_token(token: str) -> tuple[datetime, str]:
+    """Take a page token apart; a time without a zone is UTC."""
+    moment, separator, instance_id = token.partition("||")
+    try:
+        if not separator or not instance_id:
+            raise ValueError("there is no ||INSTANCE_ID")
+        started_at = datetime.fromisoformat(moment)
+    except ValueError as error:
+        raise InvalidPageTokenError(f"not a page token (ISO_DATETIME||INSTANCE_ID): {token!r}: {error}") from error
+    return (started_at.replace(tzinfo=UTC) if started_at.tzinfo is None else started_at), instance_id

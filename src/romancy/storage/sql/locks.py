@@ -1,0 +1,167 @@
+"""Locks: one worker runs an instance at a time, and each acquisition has a token that fences its writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+
+from ..errors import LockLostError
+from ..models import Lock, StaleWorkflowInfo, WorkflowStatus
+from .checks import check_key, page_size, positive
+from .instances import Instances
+from .operation import operation
+from .statement import sql
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What a lock needs to know of an instance's row."""
+
+    instance_id: str
+    lock_token: int
+    status: WorkflowStatus
+    lock_timeout_seconds: int | None
+    now: datetime
+
+    def until(self, timeout_sec: float) -> datetime:
+        """When a lock taken now expires; what is set on the instance beats the caller."""
+        return self.now + timedelta(seconds=self.lock_timeout_seconds or timeout_sec)
+
+
+class Locks(Instances):
+    """Implements `LockManager`."""
+
+    # A row locked by an open transaction is passed over: it is being written by its owner, or being taken by a rival.
+    _take_free = sql(
+        """
+        SELECT i.instance_id, i.lock_token, i.status, i.lock_timeout_seconds, {now} FROM workflow_instances i
+         WHERE i.instance_id = :instance_id AND i.status NOT IN {finished} AND {lock_is_free}
+        {for_update_skip_locked}""",
+        row=Held,
+    )
+
+    _acquire = sql("""
+        UPDATE workflow_instances
+           SET locked_by = :worker_id, locked_at = {now}, lock_expires_at = :expires_at, lock_token = :token
+         WHERE instance_id = :instance_id""")
+
+    _take_ours = sql(
+        """
+        SELECT i.instance_id, i.lock_token, i.status, i.lock_timeout_seconds, {now} FROM workflow_instances i
+         WHERE {in:i.instance_id, instance_ids} AND i.locked_by = :worker_id AND i.lock_expires_at > {now}
+         ORDER BY i.instance_id {for_update_skip_locked}""",
+        row=Held,
+    )
+
+    # What could not be taken above: still ours (its row is only busy), or lost?
+    _still_ours = sql("""
+        SELECT i.instance_id, i.lock_token FROM workflow_instances i
+         WHERE {in:i.instance_id, instance_ids} AND i.locked_by = :worker_id AND i.lock_expires_at > {now}""")
+
+    _extend = sql("UPDATE workflow_instances SET lock_expires_at = :expires_at WHERE instance_id = :instance_id")
+
+    _stale = sql(
+        """
+        SELECT i.instance_id, i.workflow_name FROM workflow_instances i
+         WHERE {ours} AND i.status IN {unfinished} AND i.locked_by IS NOT NULL AND i.locked_by <> ''
+           AND (i.lock_expires_at <= {now}
+                OR (i.lock_expires_at IS NULL AND i.locked_at <= {seconds_ago:timeout_sec}))
+         ORDER BY i.instance_id LIMIT :limit {for_update_skip_locked}""",
+        row=StaleWorkflowInfo,
+    )
+
+    _free = sql("""
+        UPDATE workflow_instances SET {lock_cleared}, updated_at = {now}
+         WHERE {in:instance_id, instance_ids}""")
+
+    @operation(undo="_give_back_lock")
+    async def try_acquire_lock(self, instance_id: str, worker_id: str, timeout_sec: float) -> Lock | None:
+        check_key("instance_id", instance_id)
+        check_key("worker_id", worker_id)
+        positive("timeout_sec", timeout_sec)
+        free = await self._take_free.one(instance_id=instance_id)
+        if free is None:
+            return None
+        lock = Lock(instance_id, free.lock_token + 1, worker_id, free.until(timeout_sec), free.status)
+        await self._acquire.run(
+            instance_id=instance_id, worker_id=worker_id, token=lock.token, expires_at=lock.expires_at
+        )
+        return lock
+
+    async def _give_back_lock(self, lock: Lock | None) -> None:
+        await self._give_back_created(lock)
+
+    _release_any = sql("""
+        UPDATE workflow_instances SET {lock_cleared}, runnable_since = {now}, updated_at = {now}
+         WHERE instance_id = :instance_id AND locked_by = :worker_id AND lock_expires_at > {now}""")
+
+    @operation(autocommit=True, idempotent=True)
+    async def release_lock(self, instance_id: str, worker_id: str, *, lock: Lock | None = None) -> None:
+        check_key("instance_id", instance_id)
+        check_key("worker_id", worker_id)
+        if lock is None:
+            await self._release_any.run(instance_id=instance_id, worker_id=worker_id)
+        elif lock.worker_id == worker_id:
+            await self._release.run(instance_id=instance_id, worker_id=worker_id, token=lock.token)
+
+    @operation(idempotent=True, urgent=True)
+    async def refresh_lock(
+        self, instance_id: str, worker_id: str, timeout_sec: float, *, lock: Lock | None = None
+    ) -> Lock | None:
+        check_key("instance_id", instance_id)
+        check_key("worker_id", worker_id)
+        tokens = {instance_id: None if lock is None else lock.token}
+        outcome = (await self._refresh(tokens, worker_id, timeout_sec))[instance_id]
+        if isinstance(outcome, LockLostError):
+            raise outcome
+        return outcome
+
+    @operation(idempotent=True, urgent=True)
+    async def refresh_locks(self, locks: Sequence[Lock], timeout_sec: float) -> list[Lock | LockLostError | None]:
+        outcomes: dict[tuple[str, str], Lock | LockLostError | None] = {}
+        for worker_id in sorted({lock.worker_id for lock in locks}):
+            tokens: dict[str, int | None] = {
+                lock.instance_id: lock.token for lock in locks if lock.worker_id == worker_id
+            }
+            for instance_id, outcome in (await self._refresh(tokens, worker_id, timeout_sec)).items():
+                outcomes[instance_id, worker_id] = outcome
+        return [outcomes[lock.instance_id, lock.worker_id] for lock in locks]
+
+    async def _refresh(
+        self, tokens: dict[str, int | None], worker_id: str, timeout_sec: float
+    ) -> dict[str, Lock | LockLostError | None]:
+        """Extend what is ours; by instance: the extended lock, None for a busy row, or the loss."""
+        positive("timeout_sec", timeout_sec)
+
+        def matches(instance_id: str, token: int) -> bool:
+            return tokens[instance_id] in (None, token)
+
+        outcomes: dict[str, Lock | LockLostError | None] = {}
+        for held in await self._take_ours.all(instance_ids=list(tokens), worker_id=worker_id):
+            if matches(held.instance_id, held.lock_token):
+                lock = Lock(held.instance_id, held.lock_token, worker_id, held.until(timeout_sec), held.status)
+                await self._extend.run(instance_id=held.instance_id, expires_at=lock.expires_at)
+                outcomes[held.instance_id] = lock
+        missing = [instance_id for instance_id in tokens if instance_id not in outcomes]
+        if missing:
+            ours = dict(await self._still_ours.all(instance_ids=missing, worker_id=worker_id))
+            for instance_id in missing:
+                busy = instance_id in ours and matches(instance_id, ours[instance_id])
+                outcomes[instance_id] = None if busy else LockLostError(instance_id, worker_id)
+        return outcomes
+
+    @operation
+    async def cleanup_stale_locks(
+        self,
+        timeout_sec: float,
+        *,
+        limit: int = 100,
+        workflow_names: Sequence[str] | None = None,
+        owner_service: str | None = None,
+    ) -> list[StaleWorkflowInfo]:
+        ours = self._ours(workflow_names, owner_service)
+        stale = await self._stale.all(timeout_sec=float(timeout_sec), limit=page_size(limit), **ours)
+        if stale:
+            await self._free.run(instance_ids=[info.instance_id for info in stale])
+        return stale

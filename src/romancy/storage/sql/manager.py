@@ -1,0 +1,125 @@
+"""What all managers share: the runner, the fence, and recording a step once."""
+
+from __future__ import annotations
+
+from ..errors import InstanceNotFoundError, InvalidStatusTransitionError, LockLostError
+from ..models import FINISHED, HistoryEvent, Lock, WorkflowStatus
+from . import fragments  # noqa: F401 (the statements below use them)
+from .checks import check_binary, check_key, check_optional_json
+from .runners.runner import BaseRunner
+from .statement import sql
+
+
+class Manager:
+    """The part of a storage that one file answers for; the parts are joined in `SQLStorage`."""
+
+    runner: BaseRunner
+    framework: str
+    max_payload_bytes: int
+
+    _hold_fenced = sql("""
+        SELECT i.status FROM workflow_instances i
+         WHERE i.instance_id = :instance_id AND {lock_is_ours}
+        {for_update}""")
+
+    _hold_fenced_by_worker = sql("""
+        SELECT i.status FROM workflow_instances i
+         WHERE i.instance_id = :instance_id AND i.locked_by = :worker_id AND i.lock_expires_at > {now}
+        {for_update}""")
+
+    _hold = sql("SELECT i.status FROM workflow_instances i WHERE i.instance_id = :instance_id {for_update}")
+
+    _record_step = sql("""
+        INSERT INTO workflow_history
+               (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
+        VALUES (:instance_id, :activity_id, :event_type, :data_type, :event_data, :event_data_binary, {now})
+        {on_conflict_do_nothing:instance_id, activity_id}
+        {returning:id}""")
+
+    _recorded_step = sql(
+        """
+        SELECT {history_columns} FROM workflow_history
+         WHERE instance_id = :instance_id AND activity_id = :activity_id""",
+        row=HistoryEvent,
+    )
+
+    @property
+    def _payload_limit(self) -> int:
+        """What is configured, or less if the server accepts less."""
+        server = self.runner.payload_limit
+        return self.max_payload_bytes if server is None else min(self.max_payload_bytes, server)
+
+    async def _hold_instance(self, instance_id: str, lock: Lock | None = None) -> WorkflowStatus:
+        """Lock the instance's row until commit, fenced by `lock` if given; its status."""
+        if lock is None:
+            held = await self._hold.one(instance_id=instance_id)
+            if held is None:
+                raise InstanceNotFoundError(instance_id)
+        else:
+            held = await self._hold_fenced.one(instance_id=instance_id, token=lock.token, worker_id=lock.worker_id)
+            if held is None:
+                raise LockLostError(instance_id, lock.worker_id)
+        return WorkflowStatus(held[0])
+
+    async def _hold_unfinished(self, instance_id: str, lock: Lock | None, purpose: str) -> WorkflowStatus:
+        """The same, refusing a finished instance."""
+        status = await self._hold_instance(instance_id, lock)
+        if status in FINISHED:
+            raise InvalidStatusTransitionError(instance_id, status, purpose)
+        return status
+
+    async def _hold_owned(self, instance_id: str, worker_id: str, lock: Lock | None) -> WorkflowStatus:
+        """The same for a caller that must own the lock but may only know its own name."""
+        if lock is not None:
+            return await self._hold_instance(instance_id, lock)
+        held = await self._hold_fenced_by_worker.one(instance_id=instance_id, worker_id=worker_id)
+        if held is None:
+            raise LockLostError(instance_id, worker_id)
+        return WorkflowStatus(held[0])
+
+    def _checked_event(self, event: HistoryEvent) -> dict[str, object]:
+        """The parameters of a history event, checked."""
+        return {
+            "instance_id": check_key("instance_id", event.instance_id),
+            "activity_id": check_key("activity_id", event.activity_id),
+            "event_type": check_key("event_type", event.event_type, 100),
+            "data_type": event.data_type,
+            "event_data": check_optional_json("event_data", event.event_data, self._payload_limit),
+            "event_data_binary": check_binary("event_data_binary", event.event_data_binary, self._payload_limit),
+        }
+
+    async def _record(self, event: HistoryEvent) -> HistoryEvent | None:
+        """Record a step; if it is recorded already nothing happens and what stands there is returned."""
+        if await self._record_step.insert(**self._checked_event(event)) is not None:
+            return None
+        recorded = await self._recorded_step.one(instance_id=event.instance_id, activity_id=event.activity_id)
+        if recorded is None:
+            raise InstanceNotFoundError(event.instance_id)
+        return recorded
+
+    async def _recorded(self, event: HistoryEvent) -> HistoryEvent:
+        """Record a step unless it is recorded already; what stands there, with its id."""
+        recorded = await self._record(event)
+        if recorded is None:
+            recorded = await self._recorded_step.one(instance_id=event.instance_id, activity_id=event.activity_id)
+        assert recorded is not None, "what was just recorded can be read"
+        return recorded
+
+    async def _begin_step(self, lock: Lock | None, record: HistoryEvent | None) -> HistoryEvent | None:
+        """Fence a step of a run and record it; the recorded event if it was recorded before."""
+        if lock is not None:
+            await self._hold_instance(lock.instance_id, lock)
+        if record is None:
+            return None
+        if lock is None:
+            await self._hold_instance(record.instance_id)
+        return await self._record(record)
+
+
+def same_record(recorded: HistoryEvent, event: HistoryEvent) -> bool:
+    """Whether a step stands recorded exactly as it is being recorded again."""
+    return (
+        recorded.event_type == event.event_type
+        and recorded.event_data == event.event_data
+        and recorded.event_data_binary == event.event_data_binary
+    )

@@ -1,0 +1,163 @@
+"""An operation is a coroutine without I/O; a runner drives it.
+
+An operation reads like ordinary async code, but the only things it awaits are queries (and hints). Awaiting one hands it
+to whoever drives the coroutine: a thread that owns SQLite's write lock, or a task that owns a server connection. So each
+operation is written once, and how it is run (batched, retried, inside a user's transaction) is decided elsewhere.
+
+Rules: an operation never catches a statement's error, can be started again from its arguments, and reads in pages.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+
+import msgspec
+
+from .statement import Query
+
+P = ParamSpec("P")
+S = TypeVar("S", bound="HasRunner")
+T = TypeVar("T")
+
+
+class Hint(msgspec.Struct, frozen=True):
+    """A wake-up for whoever waits, sent after the commit; losing one delays work and never loses it."""
+
+    topic: str
+    payload: str
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield self
+
+
+class Traits(msgspec.Struct, frozen=True):
+    """What a runner may know of an operation before it runs it."""
+
+    reads: bool = False
+    """It writes nothing."""
+    by_key: bool = False
+    """It reads a few rows by key: quick enough for the event loop's own thread on SQLite."""
+    autocommit: bool = False
+    """At most one of its statements writes, so they need no common transaction."""
+    idempotent: bool = False
+    """Repeating it after an unknown outcome does no harm and answers the same."""
+    urgent: bool = False
+    """It keeps locks alive: it goes before whatever else is waiting."""
+    undo: str | None = None
+    """The storage's method that gives back what a cancelled caller would have won."""
+
+
+class Call(Generic[T]):
+    """An operation with its arguments: what is queued, so that it can be started again."""
+
+    __slots__ = ("args", "function", "kwargs", "storage", "traits")
+
+    def __init__(
+        self,
+        function: Callable[..., Coroutine[Any, Any, T]],
+        storage: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        traits: Traits,
+    ) -> None:
+        self.function = function
+        self.storage = storage
+        self.args = args
+        self.kwargs = kwargs
+        self.traits = traits
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    def start(self) -> Coroutine[Any, Any, T]:
+        return self.function(self.storage, *self.args, **self.kwargs)
+
+
+class Runner(Protocol):
+    """Whoever runs operations."""
+
+    async def run(self, call: Call[T]) -> T:
+        """Run the operation: in the ambient transaction, else in one of its own."""
+
+
+class HasRunner(Protocol):
+    """An object whose operations run on `runner`."""
+
+    @property
+    def runner(self) -> Runner: ...
+
+
+Operation = Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
+
+
+@overload
+def operation(function: Operation[S, P, T], /) -> Operation[S, P, T]: ...
+@overload
+def operation(
+    *,
+    reads: bool = False,
+    by_key: bool = False,
+    autocommit: bool = False,
+    idempotent: bool = False,
+    urgent: bool = False,
+    undo: str | None = None,
+) -> Callable[[Operation[S, P, T]], Operation[S, P, T]]: ...
+def operation(function: Any = None, /, **traits: Any) -> Any:
+    """Make a coroutine of queries a method that runs on the storage's runner."""
+    known = Traits(**traits)
+
+    def decorate(body: Operation[S, P, T]) -> Operation[S, P, T]:
+        @functools.wraps(body)
+        async def method(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
+            return await self.runner.run(Call(body, self, args, kwargs, known))
+
+        OPERATIONS[body.__name__] = known
+        return method
+
+    return decorate if function is None else decorate(function)
+
+
+OPERATIONS: dict[str, Traits] = {}
+"""Every operation by name, for tests that must not miss one."""
+
+Execute = Callable[[Query[Any]], Any]
+
+
+def drive(operation: Coroutine[Any, Any, T], execute: Execute, hints: list[Hint]) -> T:
+    """Run an operation to its end with a function that answers queries."""
+    answer: Any = None
+    try:
+        while True:
+            asked = operation.send(answer)
+            if isinstance(asked, Hint):
+                hints.append(asked)
+                answer = None
+            else:
+                answer = execute(asked)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    finally:
+        operation.close()
+
+
+AsyncExecute = Callable[[Query[Any]], Coroutine[Any, Any, Any]]
+
+
+async def drive_async(operation: Coroutine[Any, Any, T], execute: AsyncExecute, hints: list[Hint]) -> T:
+    """Run an operation to its end with a coroutine that answers queries."""
+    answer: Any = None
+    try:
+        while True:
+            asked = operation.send(answer)
+            if isinstance(asked, Hint):
+                hints.append(asked)
+                answer = None
+            else:
+                answer = await execute(asked)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    finally:
+        operation.close()

@@ -1,0 +1,195 @@
+"""MySQL and MariaDB through asyncmy."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+import asyncmy
+from asyncmy import errors as my
+from asyncmy.constants import CLIENT
+
+from ...errors import DatabaseError, SchemaError, StorageError, StorageUnavailableError
+from ...urls import DatabaseURL
+from ..drivers.mysql import MySQLDriver
+from ..rows import Row
+from ..statement import NativeQuery, Query, Want
+from .server import Connection, ServerRunner, Trouble
+
+_DUPLICATE = 1062
+_CONFLICTS = {
+    1213,  # deadlock
+    1205,  # lock wait timeout
+    1020,  # record has changed since the snapshot (MariaDB)
+    3572,  # NOWAIT
+    _DUPLICATE,  # two rivals inserted the same key at once: the second look finds the winner's row
+}
+_LOST = {1053, 1152, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2055, 4031, 0}
+_WRONG_ADDRESS = {1044, 1045, 1049, 1698, 1130, 2059, 2061}
+_NO_SCHEMA = {1146, 1054, 1305}
+
+# Strict: never a truncation. Backslash escapes on, as the client's quoting needs them.
+_SESSION = (
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+    "SET SESSION time_zone = '+00:00', innodb_lock_wait_timeout = 10, autocommit = 1,"
+    " sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION'",
+)
+
+
+def error_code(error: BaseException) -> int | None:
+    """The server's or client's number of an error."""
+    code = error.args[0] if isinstance(error, my.MySQLError) and error.args else None
+    return code if isinstance(code, int) else None
+
+
+class MySQLConnection(Connection):
+    """One asyncmy connection."""
+
+    def __init__(self, connection: Any, driver: MySQLDriver) -> None:
+        self.raw = connection
+        self._driver = driver
+
+    async def execute(self, query: Query[Any]) -> Any:
+        rendered, args = query.resolve(self._driver)
+        cursor = self.raw.cursor()
+        try:
+            # Without arguments the text is sent as it is: a % in the user's SQL is no placeholder.
+            await cursor.execute(rendered.text, args if args or not isinstance(query, NativeQuery) else None)
+        except my.IntegrityError as error:
+            if rendered.duplicate_is_nothing and error_code(error) == _DUPLICATE:
+                return 0 if query.want is Want.COUNT else None
+            raise
+        match query.want:
+            case Want.COUNT:
+                return cursor.rowcount
+            case Want.ID:
+                return cursor.lastrowid if cursor.rowcount > 0 else None
+        rows = await cursor.fetchall()
+        if rendered.decode is not None:
+            rows = [rendered.decode(row) for row in rows]
+        elif isinstance(query, NativeQuery):
+            rows = Row.many(rows, cursor.description or ())
+        if query.want is Want.ALL:
+            return rows
+        if not rows:
+            return None
+        return rows[0] if query.want is Want.ONE else rows[0][0]
+
+    async def control(self, statement: str) -> None:
+        await self.raw.query(statement)
+
+    async def commit(self) -> None:
+        await self.raw.query("COMMIT")
+
+    @property
+    def broken(self) -> bool:
+        return not self.raw.connected or self.raw._stream_broken
+
+    def abort(self) -> None:
+        self.raw._close_on_cancel()
+
+    async def close(self) -> None:
+        await self.raw.ensure_closed()
+
+
+class MySQLRunner(ServerRunner):
+    """Runs operations on MySQL or MariaDB."""
+
+    driver: MySQLDriver
+
+    def __init__(
+        self,
+        url: DatabaseURL,
+        *,
+        pool_size: int = 10,
+        transaction_deadline_sec: float = 30.0,
+        statement_timeout_sec: float = 60.0,
+        connect_timeout_sec: float = 5.0,
+    ) -> None:
+        super().__init__(MySQLDriver(), pool_size=pool_size, transaction_deadline_sec=transaction_deadline_sec)
+        self.url = url
+        self._statement_timeout_sec = statement_timeout_sec
+        self._connect_timeout_sec = connect_timeout_sec
+
+    async def connect_raw(self) -> Any:
+        """A connection outside the pool: migrations keep theirs."""
+        connection = await asyncmy.connect(
+            host=self.url.host,
+            port=self.url.port,
+            unix_socket=self.url.socket or None,
+            user=self.url.user,
+            password=self.url.password,
+            database=self.url.database or None,
+            charset="utf8mb4",
+            client_flag=CLIENT.FOUND_ROWS,  # an UPDATE counts the rows it matched, like everywhere else
+            connect_timeout=self._connect_timeout_sec,
+            read_timeout=self._statement_timeout_sec,
+            autocommit=True,
+            binary_prefix=True,
+            ssl=ssl_context(self.url),
+        )
+        try:
+            for statement in _SESSION:
+                await connection.query(statement)
+            await connection.query("SELECT @@max_allowed_packet, VERSION()")
+            packet, version = connection._result.rows[0]
+        except BaseException:
+            connection.close()
+            raise
+        self.driver.is_mariadb = "mariadb" in str(version).lower()
+        # A payload may double when it is quoted, and the statement around it needs room too.
+        self.payload_limit = int(packet) // 2 - 65536
+        return connection
+
+    async def _connect(self) -> MySQLConnection:
+        try:
+            return MySQLConnection(await self.connect_raw(), self.driver)
+        except (OSError, TimeoutError, my.MySQLError) as error:
+            raise _Unreachable(self.url.shown, error) from error
+
+    def trouble(self, error: BaseException) -> Trouble:
+        if isinstance(error, _Unreachable):
+            return Trouble.UNREACHABLE if error.worth_retrying else Trouble.REFUSED
+        code = error_code(error)
+        if code in _CONFLICTS:
+            return Trouble.CONFLICT
+        if code in _LOST or isinstance(error, OSError | TimeoutError | my.InterfaceError | my.InternalError):
+            return Trouble.LOST
+        return Trouble.REFUSED
+
+    def translate(self, error: BaseException) -> StorageError:
+        if isinstance(error, _Unreachable):
+            return StorageUnavailableError(str(error))
+        if error_code(error) in _NO_SCHEMA:
+            return SchemaError(f"{_words(error)}: the schema is missing or old; run initialize() first")
+        return DatabaseError(f"MySQL refused a statement: {_words(error)}")
+
+
+def _words(error: BaseException) -> str:
+    return str(error.args[1]) if len(error.args) > 1 else str(error)
+
+
+class _Unreachable(Exception):
+    """No connection could be made."""
+
+    def __init__(self, shown: str, error: BaseException) -> None:
+        super().__init__(f"cannot connect to {shown}: {_words(error) or type(error).__name__}")
+        # A wrong password or database stays wrong; a server that is starting or full does not.
+        self.worth_retrying = error_code(error) not in _WRONG_ADDRESS
+
+
+def ssl_context(url: DatabaseURL) -> ssl.SSLContext | None:
+    """What the URL's sslmode (or Go's tls), ssl_ca, ssl_cert and ssl_key ask for."""
+    mode = url.option("sslmode") or url.option("ssl-mode") or {"true": "verify-full", "skip-verify": "require"}.get(
+        url.option("tls") or "", "disable"
+    )
+    mode = mode.lower().replace("_", "-").replace("required", "require").replace("disabled", "disable")
+    if mode in ("disable", "prefer", "preferred", "allow"):
+        return None
+    context = ssl.create_default_context(cafile=url.option("ssl_ca"))
+    context.check_hostname = mode in ("verify-full", "verify-identity")
+    if mode == "require":
+        context.verify_mode = ssl.CERT_NONE
+    if url.option("ssl_cert"):
+        context.load_cert_chain(str(url.option("ssl_cert")), url.option("ssl_key"))
+    return context

@@ -1,0 +1,184 @@
+"""PostgreSQL through asyncpg, without session state, so that a transaction pooler may stand in between."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Any
+
+import asyncpg
+
+from ...errors import DatabaseError, SchemaError, StorageError, StorageUnavailableError
+from ...urls import DatabaseURL
+from ..drivers.postgres import PostgresDriver
+from ..rows import Row
+from ..statement import NativeQuery, Query, Want
+from .server import Connection, ServerRunner, Trouble
+
+_CONFLICTS = (
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.UniqueViolationError,  # two rivals inserted the same key at once: the second look finds the winner's row
+)
+_LOST = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    OSError,
+    TimeoutError,
+)
+
+
+class PostgresConnection(Connection):
+    """One asyncpg connection."""
+
+    def __init__(self, connection: asyncpg.Connection[Any], driver: PostgresDriver) -> None:
+        self.raw = connection
+        self._driver = driver
+
+    async def execute(self, query: Query[Any]) -> Any:
+        rendered, args = query.resolve(self._driver)
+        want = query.want
+        if want is Want.COUNT:
+            status: str = await self.raw.execute(rendered.text, *args)
+            count = status.rpartition(" ")[2]
+            return int(count) if count.isdigit() else 0
+        if want is Want.ALL:
+            rows = await self.raw.fetch(rendered.text, *args)
+            if rendered.decode is None:
+                return [_row(row) for row in rows] if isinstance(query, NativeQuery) else rows
+            return [rendered.decode(row) for row in rows]
+        row = await self.raw.fetchrow(rendered.text, *args)
+        if row is None:
+            return None
+        if want is not Want.ONE:
+            return row[0]
+        if rendered.decode is not None:
+            return rendered.decode(row)
+        return _row(row) if isinstance(query, NativeQuery) else row
+
+    async def control(self, statement: str) -> None:
+        await self.raw.execute(statement)
+
+    async def begin(self) -> None:
+        await self.raw.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+
+    async def commit(self) -> None:
+        # A transaction in which a statement failed answers COMMIT with a silent ROLLBACK.
+        if await self.raw.execute("COMMIT") != "COMMIT":
+            raise DatabaseError("the transaction was rolled back: one of its statements had failed")
+
+    @property
+    def broken(self) -> bool:
+        return self.raw.is_closed()
+
+    def abort(self) -> None:
+        if not self.raw.is_closed():
+            self.raw.terminate()
+
+    async def close(self) -> None:
+        try:
+            await self.raw.close(timeout=2.0)
+        except (asyncpg.PostgresError, OSError, TimeoutError):
+            self.abort()
+
+
+def _row(record: Any) -> Row:
+    return Row.many([tuple(record)], [(name,) for name in record.keys()])[0]  # noqa: SIM118 (a record is no dict)
+
+
+class PostgresRunner(ServerRunner):
+    """Runs operations on PostgreSQL."""
+
+    driver: PostgresDriver
+
+    def __init__(
+        self,
+        url: DatabaseURL,
+        *,
+        pool_size: int = 10,
+        transaction_deadline_sec: float = 30.0,
+        statement_timeout_sec: float = 60.0,
+        connect_timeout_sec: float = 5.0,
+        prepared_statements: bool = True,
+    ) -> None:
+        super().__init__(PostgresDriver(), pool_size=pool_size, transaction_deadline_sec=transaction_deadline_sec)
+        self.url = url
+        self._statement_timeout_sec = statement_timeout_sec
+        self._connect_timeout_sec = connect_timeout_sec
+        self._prepared_statements = prepared_statements and url.flag("prepared_statements", default=True)
+
+    async def connect_raw(self) -> asyncpg.Connection[Any]:
+        """A connection outside the pool: migrations and listeners keep theirs."""
+        return await asyncpg.connect(
+            host=self.url.host or None,
+            port=self.url.port or 5432,
+            user=self.url.user or None,
+            password=self.url.password or None,
+            database=self.url.database or None,
+            ssl=ssl_mode(self.url),
+            timeout=self._connect_timeout_sec,
+            command_timeout=self._statement_timeout_sec,
+            statement_cache_size=1024 if self._prepared_statements else 0,
+            server_settings={"application_name": self.url.option("application_name") or "romancy"},
+        )
+
+    async def _connect(self) -> PostgresConnection:
+        try:
+            return PostgresConnection(await self.connect_raw(), self.driver)
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise _Unreachable(self.url.shown, error) from error
+
+    def trouble(self, error: BaseException) -> Trouble:
+        if isinstance(error, _Unreachable):
+            return Trouble.UNREACHABLE if error.worth_retrying else Trouble.REFUSED
+        if isinstance(error, _CONFLICTS):
+            return Trouble.CONFLICT
+        if isinstance(error, asyncpg.DataError):
+            return Trouble.REFUSED
+        return Trouble.LOST if isinstance(error, _LOST) else Trouble.REFUSED
+
+    def translate(self, error: BaseException) -> StorageError:
+        if isinstance(error, _Unreachable):
+            return StorageUnavailableError(str(error))
+        if isinstance(error, asyncpg.UndefinedTableError | asyncpg.UndefinedColumnError | asyncpg.UndefinedFunctionError):
+            return SchemaError(f"{error}: the schema is missing or old; run initialize() first")
+        if isinstance(error, asyncpg.InsufficientResourcesError):
+            return StorageUnavailableError(f"PostgreSQL is out of resources: {error}")
+        return DatabaseError(f"PostgreSQL refused a statement: {error}")
+
+
+class _Unreachable(Exception):
+    """No connection could be made."""
+
+    def __init__(self, shown: str, error: BaseException) -> None:
+        reason = str(error) or type(error).__name__
+        if isinstance(error, TimeoutError) and not isinstance(error, OSError | asyncio.CancelledError):
+            reason = "no answer in time"
+        super().__init__(f"cannot connect to {shown}: {reason}")
+        # A wrong password or database stays wrong; a server that is starting or full does not.
+        self.worth_retrying = not isinstance(
+            error, asyncpg.InvalidAuthorizationSpecificationError | asyncpg.InvalidCatalogNameError
+        )
+
+
+def ssl_mode(url: DatabaseURL) -> str | ssl.SSLContext | bool | None:
+    """What the URL's sslmode, sslrootcert, sslcert and sslkey ask for."""
+    mode = url.option("sslmode") or "prefer"
+    root, certificate, key = (url.option(name) for name in ("sslrootcert", "sslcert", "sslkey"))
+    if mode == "disable" or (url.host or "").startswith("/"):
+        return False
+    if not (root or certificate):
+        return mode
+    context = ssl.create_default_context(cafile=root)
+    context.check_hostname = mode == "verify-full"
+    if mode not in ("verify-ca", "verify-full"):
+        context.verify_mode = ssl.CERT_NONE
+    if certificate:
+        context.load_cert_chain(certificate, key)
+    return context

@@ -1,0 +1,73 @@
+"""What all runners share."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ...errors import StorageClosedError
+from ..drivers.driver import Driver
+from ..operation import Call, Hint, Traits
+from ..transactions import Transactions
+
+T = TypeVar("T")
+
+Probe = Callable[[str, str], None]
+"""Called with a point ("before statement", "after commit") and an operation's name; tests raise from it."""
+
+
+class BaseRunner(ABC):
+    """Runs operations on one database."""
+
+    transactions: Transactions
+
+    def __init__(self, driver: Driver, transaction_deadline_sec: float) -> None:
+        self.driver = driver
+        self.transaction_deadline_sec = transaction_deadline_sec
+        self.payload_limit: int | None = None
+        """The largest payload the server accepts, once it was asked."""
+        self.closed = False
+        self.pid = os.getpid()
+        self.probe: Probe | None = None
+        self.listeners: list[Callable[[list[Hint]], None]] = []
+
+    @abstractmethod
+    async def run(self, call: Call[T]) -> T:
+        """Run the operation: in the ambient transaction, else in one of its own."""
+
+    @abstractmethod
+    async def open(self) -> None:
+        """Reach the database once, so that a wrong address is an error now and not later."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let operations finish, within a deadline, then let go of the database."""
+
+    def check_usable(self) -> None:
+        """StorageClosedError when closed, or when a forked child tries its parent's connections."""
+        if self.closed:
+            raise StorageClosedError("the storage is closed")
+        if os.getpid() != self.pid:
+            raise StorageClosedError("this process was forked from the one that opened the storage; open its own")
+
+    def announce(self, hints: list[Hint]) -> None:
+        """Tell listeners of this process what has just become visible."""
+        if hints:
+            unique = list(dict.fromkeys(hints))
+            for listener in self.listeners:
+                listener(unique)
+
+    def _probe(self, point: str, call: Call[T]) -> None:
+        if self.probe is not None:
+            self.probe(point, call.name)
+
+
+def undoing(call: Call[Any], result: Any) -> Call[None]:
+    """The operation that gives back what a cancelled caller had won."""
+
+    async def undo(storage: Any) -> None:
+        await getattr(storage, str(call.traits.undo))(result)
+
+    return Call(undo, call.storage, (), {}, Traits(urgent=True))

@@ -1,0 +1,520 @@
+"""SQLite: one thread owns the one writer and commits for everybody who waits.
+
+Operations are queued with their arguments. The writer thread takes all that are waiting into one ``BEGIN IMMEDIATE``
+transaction, a savepoint each, commits once, and only then answers: every caller waits for its own durable commit, yet
+many share one fsync. Reads do not wait for the writer (WAL): by key on the event loop's own connection, the rest in
+reader threads. A user's transaction owns the writer while it lasts, within its deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from ...errors import (
+    DatabaseError,
+    SchemaError,
+    StorageClosedError,
+    StorageError,
+    StorageUnavailableError,
+    TransientStorageError,
+)
+from ...input_filters import scalar_at
+from ..drivers.sqlite import SQLiteDriver
+from ..operation import Call, Hint, drive
+from ..rows import Row
+from ..statement import NativeQuery, Query, Want
+from ..transactions import Session, Transactions, describe_deadline
+from .runner import BaseRunner, undoing
+
+T = TypeVar("T")
+
+MEMORY = ":memory:"
+_LARGEST_BATCH = 512
+_READERS = 4
+_CLOSE_DEADLINE_SEC = 10.0
+
+
+class _Job:
+    """A queued operation and the caller who waits for it."""
+
+    __slots__ = ("call", "error", "future", "hints", "loop", "result", "settled")
+
+    def __init__(self, call: Call[Any], loop: asyncio.AbstractEventLoop) -> None:
+        self.call = call
+        self.loop = loop
+        self.future: asyncio.Future[Any] = loop.create_future()
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.hints: list[Hint] = []
+        self.settled = False
+
+    def answer(self) -> None:
+        """Tell the caller, in its own loop."""
+        self.settled = True
+        if self.future.done():
+            return  # cancelled: the caller looks at `settled`
+        if self.error is None:
+            self.future.set_result(self.result)
+        else:
+            self.future.set_exception(self.error)
+
+    async def outcome(self) -> Any:
+        """Wait for the answer; a cancelled caller is told so only when the outcome is known."""
+        try:
+            return await self.future
+        except asyncio.CancelledError:
+            while not self.settled:
+                self.future = self.loop.create_future()
+                try:
+                    await self.future
+                except asyncio.CancelledError:
+                    continue
+                except Exception:
+                    break
+            raise
+
+
+class SQLiteRunner(BaseRunner):
+    """Runs operations on one SQLite file, or in memory."""
+
+    driver: SQLiteDriver
+
+    def __init__(
+        self, path: str, *, synchronous: str = "FULL", transaction_deadline_sec: float = 5.0, busy_sec: float | None = None
+    ) -> None:
+        super().__init__(SQLiteDriver(), transaction_deadline_sec)
+        self.path = path
+        self.in_memory = path == MEMORY
+        self._synchronous = synchronous
+        # Longer than another process may own the writer with a transaction of its own.
+        self._busy_sec = transaction_deadline_sec + 10.0 if busy_sec is None else busy_sec
+        self._queue: queue.SimpleQueue[_Job | _Interactive | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._connections: list[sqlite3.Connection] = []
+        self._writer: sqlite3.Connection | None = None
+        self._loop_reader: sqlite3.Connection | None = None
+        self._reader_threads: ThreadPoolExecutor | None = None
+        self._readers = threading.local()
+        self.transactions = Transactions(self._open_session, self.announce)
+
+    # Callers' side.
+
+    async def run(self, call: Call[T]) -> T:
+        transaction = self.transactions.current()
+        if transaction is not None:
+            return await transaction.run(call)
+        self.check_usable()
+        if call.traits.reads and not self.in_memory:
+            return await self._read(call)
+        return await self._write(call)
+
+    async def open(self) -> None:
+        """Open the file; a clear error when that cannot be done."""
+        self.check_usable()
+        await asyncio.get_running_loop().run_in_executor(self._reading_threads(), self._ensure_thread)
+
+    async def _write(self, call: Call[T]) -> T:
+        self._ensure_thread()
+        job = _Job(call, asyncio.get_running_loop())
+        self._queue.put(job)
+        try:
+            return await job.outcome()  # type: ignore[no-any-return]
+        except asyncio.CancelledError:
+            if job.error is None and call.traits.undo is not None:
+                await self._write(undoing(call, job.result))
+            raise
+
+    async def _read(self, call: Call[T]) -> T:
+        if call.traits.by_key:
+            try:
+                return self._read_on(self._loop_connection(), call)
+            except StorageError as error:
+                if not isinstance(error, TransientStorageError):
+                    raise
+                # Somebody is recovering or checkpointing the file right now: wait in a thread, not in the loop.
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._reading_threads(), lambda: self._read_on(self._thread_connection(), call))
+
+    async def _open_session(self, deadline_sec: float | None) -> Session:
+        self.check_usable()
+        self._ensure_thread()
+        loop = asyncio.get_running_loop()
+        session = _Interactive(self, loop, self.transaction_deadline_sec if deadline_sec is None else deadline_sec)
+        self._queue.put(session)
+        await session.began
+        return session
+
+    async def close(self) -> None:
+        """Let queued operations finish, within a deadline, then close the file."""
+        if self.closed:
+            return
+        self.closed = True
+        if os.getpid() != self.pid:
+            return
+        if self._thread is not None:
+            self._queue.put(None)
+            await asyncio.to_thread(self._thread.join, _CLOSE_DEADLINE_SEC)
+            if self._thread.is_alive():
+                self._fail_queued()
+        if self._reader_threads is not None:
+            await asyncio.to_thread(self._reader_threads.shutdown)
+        for connection in self._connections:
+            connection.close()
+
+    def _fail_queued(self) -> None:
+        while True:
+            try:
+                job = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(job, _Job):
+                job.error = StorageClosedError("the storage was closed before the operation could run")
+                job.answer()
+
+    # Connections.
+
+    def _connect(self, busy_sec: float) -> sqlite3.Connection:
+        try:
+            connection = sqlite3.connect(
+                self.path, timeout=self._busy_sec, isolation_level=None, check_same_thread=False, cached_statements=512
+            )
+        except sqlite3.Error as error:
+            raise StorageUnavailableError(f"cannot open the SQLite database {self.path!r}: {error}") from error
+        try:
+            if not self.in_memory:
+                connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute(f"PRAGMA busy_timeout = {round(busy_sec * 1000)}")
+            connection.execute("PRAGMA journal_size_limit = 67108864")
+            connection.create_function("romancy_json_at", 2, scalar_at, deterministic=True)
+        except sqlite3.Error as error:
+            connection.close()
+            raise self.translate(error) from error
+        self._connections.append(connection)
+        return connection
+
+    def _ensure_thread(self) -> None:
+        if self._thread is not None:
+            return
+        with self._starting:
+            if self._thread is None:
+                self._writer = self._connect(busy_sec=0.02)  # short: the writer waits by itself, see _begin
+                thread = threading.Thread(target=self._work, name="romancy-sqlite-writer", daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def _loop_connection(self) -> sqlite3.Connection:
+        if self._loop_reader is None:
+            self._loop_reader = self._connect(busy_sec=0.0)
+        return self._loop_reader
+
+    def _thread_connection(self) -> sqlite3.Connection:
+        connection: sqlite3.Connection | None = getattr(self._readers, "connection", None)
+        if connection is None:
+            connection = self._readers.connection = self._connect(busy_sec=self._busy_sec)
+        return connection
+
+    def _reading_threads(self) -> ThreadPoolExecutor:
+        if self._reader_threads is None:
+            self._reader_threads = ThreadPoolExecutor(_READERS, thread_name_prefix="romancy-sqlite-reader")
+        return self._reader_threads
+
+    def _read_on(self, connection: sqlite3.Connection, call: Call[T]) -> T:
+        return drive(call.start(), lambda query: self._execute(connection, query), [])
+
+    # The writer thread.
+
+    def _work(self) -> None:
+        waiting: list[_Job] = []
+        sessions: list[_Interactive] = []
+        stopping = False
+        while not stopping or waiting or sessions:
+            if not waiting and not sessions:
+                stopping = self._sort(self._queue.get(), waiting, sessions)
+            while not self._queue.empty():
+                stopping |= self._sort(self._queue.get(), waiting, sessions)
+            # Heartbeats first; the sort is stable, so everybody else keeps their turn.
+            waiting.sort(key=lambda job: not job.call.traits.urgent)
+            batch, waiting = waiting[:_LARGEST_BATCH], waiting[_LARGEST_BATCH:]
+            if batch:
+                self._commit_together(batch)
+                self._answer(batch)
+            elif sessions:
+                sessions.pop(0).serve(self._connection())
+
+    @staticmethod
+    def _sort(item: _Job | _Interactive | None, waiting: list[_Job], sessions: list[_Interactive]) -> bool:
+        """Put what came out of the queue where it belongs; whether it was the word to stop."""
+        if isinstance(item, _Job):
+            waiting.append(item)
+        elif item is not None:
+            sessions.append(item)
+        return item is None
+
+    def _connection(self) -> sqlite3.Connection:
+        assert self._writer is not None, "the writer thread starts after its connection"
+        return self._writer
+
+    def _commit_together(self, batch: list[_Job]) -> None:
+        """Run the jobs in one transaction; alone, one by one, if the whole transaction falls."""
+        connection = self._connection()
+        try:
+            self._begin(connection)
+            for job in batch:
+                self._run_in_batch(connection, job, alone=len(batch) == 1)
+            if connection.in_transaction:
+                connection.execute("COMMIT")
+            for job in batch:
+                self._probe("after commit", job.call)
+        except _TransactionGone as gone:
+            self._abandon(connection)
+            self._one_by_one(batch, gone.error)
+        except sqlite3.Error as error:
+            self._abandon(connection)
+            self._one_by_one(batch, error)
+        except BaseException as error:
+            self._abandon(connection)
+            self._refuse(batch, error)
+
+    def _one_by_one(self, batch: list[_Job], error: sqlite3.Error) -> None:
+        if len(batch) == 1:
+            self._refuse(batch, self.translate(error))
+            return
+        for job in batch:
+            self._commit_together([job])
+
+    @staticmethod
+    def _refuse(batch: list[_Job], error: BaseException) -> None:
+        for job in batch:
+            job.error, job.hints = error, []
+
+    def _run_in_batch(self, connection: sqlite3.Connection, job: _Job, *, alone: bool) -> None:
+        job.result, job.error, job.hints = None, None, []
+        # One statement undoes itself; alone, the whole transaction is the savepoint.
+        guarded = not (alone or job.call.traits.autocommit)
+        try:
+            job.result = self._drive(connection, job.call, job.hints, guarded=guarded)
+        except _TransactionGone:
+            raise
+        except BaseException as error:
+            if alone:
+                self._abandon(connection)
+            job.error, job.hints = error, []
+
+    def _drive(self, connection: sqlite3.Connection, call: Call[T], hints: list[Hint], *, guarded: bool) -> T:
+        """Run an operation inside the open transaction; on an error nothing of it is left, if `guarded`."""
+
+        def execute(query: Query[Any]) -> Any:
+            self._probe("before statement", call)
+            return self._execute(connection, query)
+
+        if guarded:
+            connection.execute("SAVEPOINT operation")
+        try:
+            result = drive(call.start(), execute, hints)
+        except BaseException as error:
+            if not connection.in_transaction:
+                # Disk full and its like end the whole transaction, whatever savepoints there are.
+                cause = error.__cause__ if isinstance(error.__cause__, sqlite3.Error) else sqlite3.Error(str(error))
+                raise _TransactionGone(cause) from error
+            if guarded:
+                connection.execute("ROLLBACK TO operation")
+                connection.execute("RELEASE operation")
+            raise
+        if guarded:
+            connection.execute("RELEASE operation")
+        return result
+
+    def _begin(self, connection: sqlite3.Connection) -> None:
+        """Take the write lock, waiting with jitter: SQLite's own waiting is unfair between processes."""
+        deadline = time.monotonic() + self._busy_sec
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+            time.sleep(random.uniform(0.0005, 0.003))
+
+    @staticmethod
+    def _abandon(connection: sqlite3.Connection) -> None:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+    def _answer(self, batch: Sequence[_Job]) -> None:
+        for loop in {job.loop for job in batch}:
+            jobs = [job for job in batch if job.loop is loop]
+            try:
+                loop.call_soon_threadsafe(self._answer_in_loop, jobs)
+            except RuntimeError:  # the loop is closed: nobody waits for these any more
+                continue
+
+    def _answer_in_loop(self, jobs: list[_Job]) -> None:
+        for job in jobs:
+            job.answer()
+        self.announce([hint for job in jobs for hint in job.hints])
+
+    # Statements.
+
+    def _execute(self, connection: sqlite3.Connection, query: Query[Any]) -> Any:
+        rendered, args = query.resolve(self.driver)
+        try:
+            cursor = connection.execute(rendered.text, args)
+            want = query.want
+            if want is Want.COUNT:
+                return cursor.rowcount
+            if want is Want.ALL:
+                rows: list[Any] = cursor.fetchall()
+                if rendered.decode is None:
+                    return Row.many(rows, cursor.description) if isinstance(query, NativeQuery) else rows
+                return [rendered.decode(row) for row in rows]
+            row = cursor.fetchone()
+            description = cursor.description
+            cursor.close()
+        except sqlite3.Error as error:
+            raise self.translate(error) from error
+        except OverflowError as error:
+            raise DatabaseError(f"SQLite holds integers of 64 bits: {error}") from error
+        if row is None:
+            return None
+        if want is not Want.ONE:
+            return row[0]
+        if rendered.decode is not None:
+            return rendered.decode(row)
+        return Row.many([row], description)[0] if isinstance(query, NativeQuery) else row
+
+    def translate(self, error: BaseException) -> StorageError:
+        """What a driver's error means to the caller."""
+        if isinstance(error, StorageError):
+            return error
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if "no such table" in str(error) or "no such column" in str(error):
+            return SchemaError(f"{error}: the schema is missing or old; run initialize() first")
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            return TransientStorageError(f"the SQLite database stayed busy: {error}")
+        if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM):
+            return StorageUnavailableError(f"SQLite cannot write or read {self.path!r}: {error}")
+        return DatabaseError(f"SQLite refused a statement: {error}")
+
+
+class _TransactionGone(Exception):
+    """The database ended the whole transaction, not only one statement."""
+
+    def __init__(self, error: sqlite3.Error) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+Command = Callable[[sqlite3.Connection], Any]
+
+
+class _Interactive:
+    """A user's transaction: owns the writer, serves its commands, ends by itself at the deadline."""
+
+    def __init__(self, runner: SQLiteRunner, loop: asyncio.AbstractEventLoop, deadline_sec: float) -> None:
+        self._runner = runner
+        self._loop = loop
+        self._deadline_sec = deadline_sec
+        self._commands: queue.SimpleQueue[tuple[Command, asyncio.Future[Any], bool]] = queue.SimpleQueue()
+        self._over: StorageError | None = None
+        self.began: asyncio.Future[None] = loop.create_future()
+
+    # Callers' side.
+
+    async def run(self, call: Call[T], hints: list[Hint]) -> T:
+        collected: list[Hint] = []
+        guarded = not (call.traits.autocommit or call.traits.reads)
+
+        def command(connection: sqlite3.Connection) -> T:
+            return self._runner._drive(connection, call, collected, guarded=guarded)
+
+        result: T = await self._send(command)
+        hints.extend(collected)
+        return result
+
+    async def control(self, statement: str) -> None:
+        await self._send(lambda connection: connection.execute(statement))
+
+    async def commit(self) -> None:
+        await self._send(lambda connection: connection.execute("COMMIT"), last=True)
+
+    async def rollback(self) -> None:
+        if self._over is None:
+            await self._send(self._runner._abandon, last=True)
+
+    async def _send(self, command: Command, *, last: bool = False) -> Any:
+        if self._over is not None:
+            raise self._over
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._commands.put((command, future, last))
+        return await future
+
+    # The writer thread.
+
+    def serve(self, connection: sqlite3.Connection) -> None:
+        """Run the commands of this transaction until its last one or its deadline."""
+        try:
+            self._runner._begin(connection)
+        except sqlite3.Error as error:
+            self._over = self._runner.translate(error)
+            self._tell(self.began, None, self._over)
+            return
+        self._tell(self.began, None, None)
+        deadline = time.monotonic() + self._deadline_sec
+        while self._over is None:
+            try:
+                command, future, last = self._commands.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                self._over = describe_deadline(self._deadline_sec)
+                break
+            self._obey(connection, command, future, last=last)
+            if last:
+                self._over = self._over or StorageClosedError("the transaction is over")
+            elif time.monotonic() > deadline:
+                self._over = describe_deadline(self._deadline_sec)
+        self._runner._abandon(connection)
+        while not self._commands.empty():
+            _, future, _ = self._commands.get()
+            self._tell(future, None, self._over)
+
+    def _obey(
+        self, connection: sqlite3.Connection, command: Command, future: asyncio.Future[Any], *, last: bool
+    ) -> None:
+        result, failure = None, None
+        try:
+            result = command(connection)
+        except _TransactionGone as gone:
+            failure = self._over = self._runner.translate(gone.error)
+        except sqlite3.Error as error:
+            failure = self._runner.translate(error)
+            if last or not connection.in_transaction:
+                self._over = failure
+        except BaseException as error:
+            failure = error
+        self._tell(future, result, failure)
+
+    def _tell(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+        def answer() -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        try:
+            self._loop.call_soon_threadsafe(answer)
+        except RuntimeError:  # the loop is closed
+            self._over = self._over or StorageClosedError("the event loop of the transaction is closed")

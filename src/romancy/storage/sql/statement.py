@@ -1,0 +1,232 @@
+"""SQL is written once: named statements with a handful of hooks, rendered once per driver.
+
+    _join = sql('''
+        INSERT INTO workflow_group_memberships (instance_id, group_name, joined_at)
+        VALUES (:instance_id, :group_name, {now})
+        {on_conflict_do_nothing:instance_id, group_name}''')
+
+``:name`` is a parameter, ``{hook}`` or ``{hook:argument}`` one of the words the databases disagree on (`Driver.hooks`).
+A parameter whose name ends in ``_at`` is a time; a list is given to ``{in:column, names}`` or ``{among:column, names}``.
+Statements know nothing of connections: awaiting ``statement.one(…)`` hands the query to whoever runs the operation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from datetime import datetime
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_type_hints, overload
+
+import msgspec
+
+from ..models import ChannelMode, HistoryEventType, OutboxStatus, WorkflowStatus
+
+if TYPE_CHECKING:
+    from .drivers.driver import Driver
+
+T = TypeVar("T")
+RowT = TypeVar("RowT")
+Encoder = Callable[[Any], Any]
+Decoder = Callable[[Any], Any]
+
+
+class Want(Enum):
+    """What a query is asked for."""
+
+    ONE = "one"
+    ALL = "all"
+    VALUE = "value"
+    COUNT = "count"
+    ID = "id"
+
+
+class Query(Generic[T]):
+    """A statement with its parameters; the only thing an operation may await."""
+
+    __slots__ = ("params", "statement", "want")
+
+    def __init__(self, statement: Statement[Any], params: Mapping[str, Any], want: Want) -> None:
+        self.statement = statement
+        self.params = params
+        self.want = want
+
+    def __await__(self) -> Generator[Query[T], T, T]:
+        return (yield self)
+
+    def resolve(self, driver: Driver) -> tuple[Rendered, Sequence[Any]]:
+        """What to send to the database."""
+        rendered = driver.rendered(self.statement)
+        return rendered, rendered.bind(self.params)
+
+
+class NativeQuery(Query[T]):
+    """A query written in the database's own words: the user's SQL, or one put together at run time."""
+
+    __slots__ = ("args", "rendered")
+
+    def __init__(self, text: str, args: Sequence[Any], want: Want, decode: Decoder | None = None) -> None:
+        self.rendered = Rendered("(native)", text, (), duplicate_is_nothing=False, decode=decode)
+        self.args = args
+        self.want = want
+
+    def resolve(self, driver: Driver) -> tuple[Rendered, Sequence[Any]]:
+        return self.rendered, self.args
+
+
+class Statement(Generic[RowT]):
+    """A statement written once; its rows become `row` when that is given, else they are tuples."""
+
+    def __init__(
+        self, text: str, row: Callable[..., RowT] | None = None, variants: Mapping[str, str] | None = None
+    ) -> None:
+        self.text = text
+        self.row = row
+        self.variants = variants or {}
+        self.name = "(unnamed)"
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = f"{owner.__name__}.{name}"
+        REGISTRY[self.name] = self
+
+    def __repr__(self) -> str:
+        return f"<Statement {self.name}>"
+
+    def one(self, **params: Any) -> Query[RowT | None]:
+        """The first row, or None."""
+        return Query(self, params, Want.ONE)
+
+    def all(self, **params: Any) -> Query[list[RowT]]:
+        """All rows."""
+        return Query(self, params, Want.ALL)
+
+    def value(self, **params: Any) -> Query[Any]:
+        """The first column of the first row, or None."""
+        return Query(self, params, Want.VALUE)
+
+    def run(self, **params: Any) -> Query[int]:
+        """The number of rows written (on every database: rows matched, not rows changed)."""
+        return Query(self, params, Want.COUNT)
+
+    def insert(self, **params: Any) -> Query[int | None]:
+        """The id of the one row inserted, or None when none was."""
+        return Query(self, params, Want.ID)
+
+
+@overload
+def sql(text: str, *, postgres: str | None = None, mysql: str | None = None) -> Statement[tuple[Any, ...]]: ...
+@overload
+def sql(
+    text: str, *, row: Callable[..., RowT], postgres: str | None = None, mysql: str | None = None
+) -> Statement[RowT]: ...
+def sql(
+    text: str,
+    *,
+    row: Callable[..., Any] | None = None,
+    postgres: str | None = None,
+    mysql: str | None = None,
+) -> Statement[Any]:
+    """Write a statement once; a database that was measured to deserve its own text gets it by keyword."""
+    variants = {"postgres": postgres, "mysql": mysql}
+    return Statement(text, row, {name: variant for name, variant in variants.items() if variant is not None})
+
+
+REGISTRY: dict[str, Statement[Any]] = {}
+"""Every named statement, so that tests can prepare all of them on every real database."""
+
+FRAGMENTS: dict[str, str] = {}
+"""Pieces of SQL that several statements share, used like hooks."""
+
+
+class Rendered:
+    """A statement as one driver speaks it."""
+
+    __slots__ = ("binders", "decode", "duplicate_is_nothing", "name", "text")
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        binders: tuple[tuple[str, Encoder | None], ...],
+        *,
+        duplicate_is_nothing: bool,
+        decode: Decoder | None,
+    ) -> None:
+        self.name = name
+        self.text = text
+        self.binders = binders
+        self.duplicate_is_nothing = duplicate_is_nothing
+        self.decode = decode
+
+    def bind(self, params: Mapping[str, Any]) -> list[Any]:
+        """The parameters in the order the driver wants them."""
+        return [params[name] if encode is None else encode(params[name]) for name, encode in self.binders]
+
+
+_HOOK = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
+_PARAMETER = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)")
+
+
+def render(statement: Statement[Any], driver: Driver) -> Rendered:
+    """Speak `statement` in the words of `driver`."""
+    text = statement.variants.get(driver.driver_name(), statement.text)
+    duplicate_is_nothing = "{on_conflict_do_nothing" in text and driver.duplicate_is_an_error
+    lists: set[str] = set()
+
+    text = expand_hooks(text, driver, lists)
+    text, binders = driver.bind_names(text, _PARAMETER, lists)
+    decode = None if statement.row is None else row_decoder(statement.row, driver)
+    return Rendered(
+        statement.name, text.strip(), binders, duplicate_is_nothing=duplicate_is_nothing, decode=decode
+    )
+
+
+def expand_hooks(text: str, driver: Driver, lists: set[str]) -> str:
+    """Replace fragments and hooks, innermost first; the names of list parameters are added to `lists`."""
+
+    def hook(match: re.Match[str]) -> str:
+        name, argument = match.group(1), match.group(2)
+        if argument is None and name in FRAGMENTS:
+            return FRAGMENTS[name]
+        if name in ("in", "among"):
+            lists.add(argument.split(",")[1].strip())
+        return driver.hook(name, argument)
+
+    while _HOOK.search(text):
+        text = _HOOK.sub(hook, text)
+    return text
+
+
+def _lenient(enum: type[Enum]) -> Decoder:
+    """Look a value up in a StrEnum; one that another framework invented stays a plain string."""
+    known: Mapping[str, Any] = {str(member.value): member for member in enum}
+    return lambda value: known.get(value, value)
+
+
+_ENUMS: dict[Any, Decoder] = {enum: _lenient(enum) for enum in (WorkflowStatus, HistoryEventType, OutboxStatus, ChannelMode)}
+
+
+def row_decoder(row: Callable[..., Any], driver: Driver) -> Decoder:
+    """Turn a driver's row into a `row`, converting only the columns whose type the driver does not deliver."""
+    conversions: list[tuple[int, Decoder]] = []
+    for index, (_, hint) in enumerate(get_type_hints(row).items()):
+        members = set(get_args(hint)) or {hint}
+        if datetime in members and driver.decode_time is not None:
+            conversions.append((index, driver.decode_time))
+        for member in members & _ENUMS.keys():
+            conversions.append((index, _ENUMS[member]))
+
+    def decode(values: Any) -> Any:
+        fields = list(values)
+        for index, convert in conversions:
+            if fields[index] is not None:
+                fields[index] = convert(fields[index])
+        return row(*fields)
+
+    return decode
+
+
+def columns(model: type[msgspec.Struct], table: str = "", **instead: str) -> str:
+    """The select list that fills `model`, column by column; `instead` replaces single ones."""
+    prefix = f"{table}." if table else ""
+    return ", ".join(instead.get(field, f"{prefix}{field}") for field in model.__struct_fields__)

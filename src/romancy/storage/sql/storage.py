@@ -1,0 +1,175 @@
+"""The storage: all managers joined, on a runner that is chosen by the database's URL."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+from ..errors import InvalidURLError
+from ..migrations import migrate
+from ..protocols import Executor, PostCommitCallback
+from ..urls import DatabaseURL, parse_url
+from .checks import check_key
+from .compensations import Compensations
+from .drivers.driver import Driver
+from .drivers.mysql import MySQLDriver
+from .drivers.postgres import PostgresDriver
+from .drivers.sqlite import SQLiteDriver
+from .executor import SQLExecutor
+from .groups import Groups
+from .history import History
+from .outbox import Outbox, new_relayer_id
+from .runners.runner import BaseRunner
+from .runners.sqlite import MEMORY, SQLiteRunner
+from .suspending import Suspending
+from .system_locks import SystemLocks
+from .transactions import TransactionBlock
+
+FRAMEWORK = "romancy-py"
+MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
+
+
+class SQLStorage(Suspending, History, Outbox, Compensations, Groups, SystemLocks):
+    """Durable workflow state in an SQL database; implements `Storage`."""
+
+    def __init__(
+        self, runner: BaseRunner, *, framework: str = FRAMEWORK, max_payload_bytes: int = MAX_PAYLOAD_BYTES
+    ) -> None:
+        self.runner = runner
+        self.framework = check_key("framework", framework, 50)
+        self.max_payload_bytes = max_payload_bytes
+        self.relayer_id = new_relayer_id()
+        self._executor = SQLExecutor(runner)
+
+    async def initialize(self) -> None:
+        await migrate(self.runner)
+
+    async def close(self) -> None:
+        await self.runner.close()
+
+    def db(self) -> BaseRunner:
+        return self.runner
+
+    async def __aenter__(self) -> Self:
+        await self.runner.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # Implements `TransactionManager`.
+
+    def transaction(self, *, deadline_sec: float | None = None) -> TransactionBlock:
+        return TransactionBlock(self.runner.transactions, self._executor, deadline_sec)
+
+    async def begin_transaction(self) -> None:
+        await self.runner.transactions.begin()
+
+    async def commit_transaction(self) -> None:
+        await self.runner.transactions.commit()
+
+    async def rollback_transaction(self) -> None:
+        await self.runner.transactions.rollback()
+
+    def in_transaction(self) -> bool:
+        return self.runner.transactions.active()
+
+    def conn(self) -> Executor:
+        return self._executor
+
+    def register_post_commit_callback(self, cb: PostCommitCallback) -> None:
+        self.runner.transactions.after_commit(cb)
+
+
+class SQLiteStorage(SQLStorage):
+    """Storage in one SQLite file, or in memory with ``:memory:``."""
+
+    runner: SQLiteRunner
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        framework: str = FRAMEWORK,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        synchronous: str | None = None,
+        transaction_deadline_sec: float = 5.0,
+    ) -> None:
+        url = _expect("sqlite", path)
+        level = (synchronous or url.option("synchronous") or "FULL").upper()
+        if level not in ("OFF", "NORMAL", "FULL", "EXTRA"):
+            raise InvalidURLError(f"synchronous must be OFF, NORMAL, FULL or EXTRA, not {level!r}")
+        runner = SQLiteRunner(url.database, synchronous=level, transaction_deadline_sec=transaction_deadline_sec)
+        super().__init__(runner, framework=framework, max_payload_bytes=max_payload_bytes)
+
+
+class PostgresStorage(SQLStorage):
+    """Storage in PostgreSQL."""
+
+    def __init__(
+        self,
+        conn_str: str,
+        *,
+        framework: str = FRAMEWORK,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        pool_size: int = 10,
+        transaction_deadline_sec: float = 30.0,
+        prepared_statements: bool = True,
+    ) -> None:
+        url = _expect("postgres", conn_str)
+        from .runners.postgres import PostgresRunner  # asyncpg is an extra
+
+        runner = PostgresRunner(
+            url,
+            pool_size=pool_size,
+            transaction_deadline_sec=transaction_deadline_sec,
+            prepared_statements=prepared_statements,
+        )
+        super().__init__(runner, framework=framework, max_payload_bytes=max_payload_bytes)
+
+
+class MySQLStorage(SQLStorage):
+    """Storage in MySQL or MariaDB."""
+
+    def __init__(
+        self,
+        conn_str: str,
+        *,
+        framework: str = FRAMEWORK,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        pool_size: int = 10,
+        transaction_deadline_sec: float = 30.0,
+    ) -> None:
+        url = _expect("mysql", conn_str)
+        from .runners.mysql import MySQLRunner  # asyncmy is an extra
+
+        runner = MySQLRunner(url, pool_size=pool_size, transaction_deadline_sec=transaction_deadline_sec)
+        super().__init__(runner, framework=framework, max_payload_bytes=max_payload_bytes)
+
+
+_STORAGES = {"sqlite": SQLiteStorage, "postgres": PostgresStorage, "mysql": MySQLStorage}
+_DRIVERS: dict[str, type[Driver]] = {"sqlite": SQLiteDriver, "postgres": PostgresDriver, "mysql": MySQLDriver}
+
+
+def open_storage(url: str, *, framework: str = FRAMEWORK, **options: Any) -> SQLStorage:
+    """The storage a URL names; use it as ``async with open_storage(url) as storage:``. Connects on first use."""
+    return _STORAGES[parse_url(url).kind](url, framework=framework, **options)
+
+
+def new_driver(db_url: str) -> Driver:
+    """The driver a URL names: how its database spells what the others spell differently."""
+    return _DRIVERS[parse_url(db_url).kind]()
+
+
+async def initialize_test_schema(storage: SQLStorage) -> None:
+    """Make the schema for a test, by the real migrations."""
+    await storage.initialize()
+
+
+def _expect(kind: str, url: str) -> DatabaseURL:
+    parsed = DatabaseURL(kind="sqlite", database=MEMORY) if url == MEMORY else parse_url(url)
+    if parsed.kind != kind:
+        raise InvalidURLError(f"this is a {parsed.kind} URL, and a {kind} storage cannot use it")
+    return parsed

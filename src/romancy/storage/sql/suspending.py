@@ -1,0 +1,189 @@
+"""Suspending: an instance gives its lock back and is only rows until something it waits for happens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import InstanceNotFoundError, InvalidStatusTransitionError
+from ..models import (
+    FINISHED,
+    ChannelMode,
+    ChannelSubscription,
+    ChannelWait,
+    HistoryEvent,
+    InstanceWait,
+    Lock,
+    TimerSubscription,
+    Wait,
+    WorkflowStatus,
+)
+from .archive import Archive
+from .checks import check_json, check_key
+from .delivery import Delivery
+from .ending import finished_event
+from .envelopes import timeout_event
+from .operation import operation
+from .statement import sql
+from .timers import check_timer
+
+
+class Suspending(Delivery, Archive):
+    """`suspend` and its single forms, and starting over with `recur_instance`."""
+
+    _share_instance = sql("SELECT i.status FROM workflow_instances i WHERE i.instance_id = :instance_id {for_share}")
+
+    _register_instance_wait = sql("""
+        INSERT INTO romancy_instance_waits (instance_id, activity_id, awaited_id)
+        VALUES (:instance_id, :activity_id, :awaited_id)
+        {on_conflict_do_nothing:instance_id, activity_id}""")
+
+    _forget_compensations = sql("DELETE FROM workflow_compensations WHERE instance_id = :instance_id")
+
+    _start_over = sql("""
+        UPDATE workflow_instances
+           SET input_data = :input_data, output_data = NULL, current_activity_id = NULL, status = 'running',
+               suspended_from = NULL, runnable_since = {now}, updated_at = {now}
+         WHERE instance_id = :instance_id""")
+
+    @operation
+    async def suspend(
+        self, instance_id: str, waits: Sequence[Wait], *, lock: Lock, keep_lock: bool = False
+    ) -> list[HistoryEvent]:
+        check_waits(instance_id, waits)
+        # Awaited instances before our own: whatever finishes one locks it first, and then those that wait for it.
+        awaited = await self._statuses([wait.instance_id for wait in waits if isinstance(wait, InstanceWait)])
+        self._must_run(instance_id, await self._hold_instance(instance_id, lock))
+        due: dict[Wait, HistoryEvent] = {}
+        for wait in sorted(waits, key=by_channel):
+            event = await self._due_now(instance_id, wait, awaited)
+            if event is not None:
+                due[wait] = event
+        if not due and not keep_lock:
+            for wait in waits:
+                await self._register(instance_id, wait)
+            await self._suspend_instance.run(instance_id=instance_id, status=waiting_status(waits))
+        return [due[wait] for wait in waits if wait in due]
+
+    async def _statuses(self, instance_ids: list[str]) -> dict[str, WorkflowStatus]:
+        """Keep these instances from finishing until commit; their statuses."""
+        statuses: dict[str, WorkflowStatus] = {}
+        for instance_id in sorted(set(instance_ids)):
+            status = await self._share_instance.value(instance_id=instance_id)
+            if status is None:
+                raise InstanceNotFoundError(instance_id)
+            statuses[instance_id] = WorkflowStatus(status)
+        return statuses
+
+    async def _due_now(
+        self, instance_id: str, wait: Wait, awaited: dict[str, WorkflowStatus]
+    ) -> HistoryEvent | None:
+        """Record what a wait would record, if it has happened already."""
+        match wait:
+            case TimerSubscription():
+                return await self._due_timer_now(wait)
+            case ChannelWait():
+                return await self._due_message_now(instance_id, wait)
+            case InstanceWait():
+                status = awaited[wait.instance_id]
+                if status not in FINISHED:
+                    return None
+                event = finished_event(instance_id, wait.activity_id, wait.instance_id, status)
+                await self._forget_instance_wait.run(instance_id=instance_id, activity_id=wait.activity_id)
+                return await self._recorded(event)
+
+    async def _due_timer_now(self, timer: TimerSubscription) -> HistoryEvent | None:
+        key = {"instance_id": timer.instance_id, "timer_id": timer.timer_id}
+        registered = await self._registered_timer.one(**key) or timer
+        recorded = await self._recorded_step.one(
+            instance_id=timer.instance_id, activity_id=timer.activity_id or timer.timer_id
+        )
+        if recorded is not None or registered.expires_at <= await self._now():
+            return await self._expire_timer(registered)
+        return None
+
+    async def _due_message_now(self, instance_id: str, wait: ChannelWait) -> HistoryEvent | None:
+        event = await self._receive_now(instance_id, wait.channel, wait.activity_id)
+        if event is not None or wait.timeout_at is None or wait.timeout_at > await self._now():
+            return event
+        expired = ChannelSubscription(
+            instance_id, wait.channel, ChannelMode.BROADCAST, activity_id=wait.activity_id, timeout_at=wait.timeout_at
+        )
+        await self._forget_wait.run(instance_id=instance_id, activity_id=wait.activity_id)
+        return await self._recorded(timeout_event(expired))
+
+    async def _register(self, instance_id: str, wait: Wait) -> None:
+        match wait:
+            case TimerSubscription():
+                await self._keep_timer(wait)
+            case ChannelWait():
+                await self._register_wait.run(
+                    instance_id=instance_id,
+                    channel=wait.channel,
+                    activity_id=wait.activity_id,
+                    timeout_at=wait.timeout_at,
+                )
+            case InstanceWait():
+                await self._register_instance_wait.run(
+                    instance_id=instance_id, activity_id=wait.activity_id, awaited_id=wait.instance_id
+                )
+
+    @operation
+    async def register_timer_subscription_and_release_lock(
+        self, subscription: TimerSubscription, instance_id: str, worker_id: str, *, lock: Lock | None = None
+    ) -> HistoryEvent | None:
+        check_waits(instance_id, [subscription])
+        status = await self._hold_owned(instance_id, check_key("worker_id", worker_id), lock)
+        self._must_run(instance_id, status)
+        event = await self._due_timer_now(subscription)
+        if event is None:
+            await self._keep_timer(subscription)
+            await self._suspend_instance.run(instance_id=instance_id, status=WorkflowStatus.WAITING_FOR_TIMER)
+        else:
+            await self._release_held.run(instance_id=instance_id)
+        return event
+
+    @operation
+    async def recur_instance(self, instance_id: str, input_data: str, *, lock: Lock) -> None:
+        checked = check_json("input_data", input_data, self._payload_limit)
+        status = await self._hold_instance(check_key("instance_id", instance_id), lock)
+        if status is not WorkflowStatus.RUNNING:
+            raise InvalidStatusTransitionError(instance_id, status, "starting over")
+        await self._archive(instance_id)
+        left = await self._leftovers.one(instance_id=instance_id)
+        assert left is not None, "a SELECT without FROM has a row"
+        await self._forget_waits(instance_id, left)
+        await self._forget_compensations.run(instance_id=instance_id)
+        await self._start_over.run(instance_id=instance_id, input_data=checked)
+
+
+def check_waits(instance_id: str, waits: Sequence[Wait]) -> None:
+    """Accept one or more waits of the instance, with proper keys."""
+    check_key("instance_id", instance_id)
+    if not waits:
+        raise ValueError("an instance must wait for something")
+    for wait in waits:
+        match wait:
+            case TimerSubscription():
+                check_timer(wait)
+                if wait.instance_id != instance_id:
+                    raise ValueError(f"the timer is of instance {wait.instance_id!r}, not of {instance_id!r}")
+            case ChannelWait():
+                check_key("channel", wait.channel)
+                check_key("activity_id", wait.activity_id)
+            case InstanceWait():
+                check_key("instance_id", wait.instance_id)
+                check_key("activity_id", wait.activity_id)
+
+
+def by_channel(wait: Wait) -> bytes:
+    """Channels are locked in order of their names, after everything else."""
+    return b"\1" + wait.channel.encode() if isinstance(wait, ChannelWait) else b""
+
+
+def waiting_status(waits: Sequence[Wait]) -> WorkflowStatus:
+    """What an instance with these waits is said to wait for."""
+    if any(isinstance(wait, ChannelWait) for wait in waits):
+        return WorkflowStatus.WAITING_FOR_MESSAGE
+    if any(isinstance(wait, TimerSubscription) for wait in waits):
+        return WorkflowStatus.WAITING_FOR_TIMER
+    return WorkflowStatus.WAITING_FOR_EVENT

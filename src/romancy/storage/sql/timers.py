@@ -1,0 +1,120 @@
+"""Timers: an instance's wait for a moment, fired once by whoever finds it due."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from ..models import HistoryEvent, HistoryEventType, Lock, TimerSubscription
+from .checks import check_key, check_optional_key, page_size
+from .locks import Locks
+from .operation import operation
+from .statement import sql
+
+
+class Timers(Locks):
+    """Implements `TimerSubscriptionManager`."""
+
+    _register_timer = sql("""
+        INSERT INTO workflow_timer_subscriptions (instance_id, timer_id, expires_at, activity_id, created_at)
+        VALUES (:instance_id, :timer_id, :expires_at, :activity_id, {now})
+        {on_conflict_do_nothing:instance_id, timer_id}""")
+
+    _expired_timers = sql(
+        """
+        SELECT {timer_columns}
+          FROM workflow_timer_subscriptions t JOIN workflow_instances i ON i.instance_id = t.instance_id
+         WHERE t.expires_at <= {now} AND {ours} AND i.status IN {waiting} AND {not_parked}
+         ORDER BY t.expires_at, t.id LIMIT :limit""",
+        row=TimerSubscription,
+    )
+
+    _due_timer = sql(
+        """
+        SELECT {timer_columns} FROM workflow_timer_subscriptions t
+         WHERE t.instance_id = :instance_id AND t.timer_id = :timer_id AND t.expires_at <= {now}""",
+        row=TimerSubscription,
+    )
+
+    _registered_timer = sql(
+        """
+        SELECT {timer_columns} FROM workflow_timer_subscriptions t
+         WHERE t.instance_id = :instance_id AND t.timer_id = :timer_id""",
+        row=TimerSubscription,
+    )
+
+    _remove_timer = sql("""
+        DELETE FROM workflow_timer_subscriptions WHERE instance_id = :instance_id AND timer_id = :timer_id""")
+
+    @operation(idempotent=True)
+    async def register_timer_subscription(self, subscription: TimerSubscription, *, lock: Lock | None = None) -> None:
+        check_timer(subscription)
+        await self._hold_unfinished(subscription.instance_id, lock, "waiting")
+        await self._keep_timer(subscription)
+
+    async def _keep_timer(self, timer: TimerSubscription) -> None:
+        await self._register_timer.run(
+            instance_id=timer.instance_id,
+            timer_id=timer.timer_id,
+            expires_at=timer.expires_at,
+            activity_id=timer.activity_id,
+        )
+
+    @operation(reads=True)
+    async def find_expired_timers(
+        self, limit: int = 100, *, workflow_names: Sequence[str] | None = None, owner_service: str | None = None
+    ) -> list[TimerSubscription]:
+        return await self._expired_timers.all(limit=page_size(limit), **self._ours(workflow_names, owner_service))
+
+    @operation
+    async def fire_timer(self, timer: TimerSubscription, *, worker_id: str) -> bool:
+        check_timer(timer)
+        check_key("worker_id", worker_id)
+        waiting = await self._take_waiting.one(instance_id=timer.instance_id, worker_id=worker_id)
+        if waiting is None:
+            return False
+        due = await self._due_timer.one(instance_id=timer.instance_id, timer_id=timer.timer_id)
+        if due is None:
+            return False
+        await self._expire_timer(due)
+        await self._wake_instance(timer.instance_id, waiting[0])
+        return True
+
+    async def _expire_timer(self, timer: TimerSubscription) -> HistoryEvent:
+        """Record that a timer has expired and remove it, together."""
+        recorded = await self._recorded(timer_event(timer))
+        await self._remove_timer.run(instance_id=timer.instance_id, timer_id=timer.timer_id)
+        return recorded
+
+    @operation(idempotent=True)
+    async def remove_timer_subscription(self, instance_id: str, timer_id: str) -> None:
+        check_key("instance_id", instance_id)
+        check_key("timer_id", timer_id)
+        await self._remove_timer.run(instance_id=instance_id, timer_id=timer_id)
+
+
+def check_timer(timer: TimerSubscription) -> None:
+    """Accept a timer with proper keys and a moment that knows its zone."""
+    check_key("instance_id", timer.instance_id)
+    check_key("timer_id", timer.timer_id)
+    check_optional_key("activity_id", timer.activity_id)
+    if timer.expires_at.tzinfo is None:
+        raise ValueError(f"expires_at must know its zone: {timer.expires_at!r}")
+
+
+def timer_event(timer: TimerSubscription) -> HistoryEvent:
+    """What an expired timer records."""
+    data = {"result": None, "timer_id": timer.timer_id, "expires_at": iso(timer.expires_at)}
+    return HistoryEvent(
+        instance_id=timer.instance_id,
+        activity_id=timer.activity_id or timer.timer_id,
+        event_type=HistoryEventType.TIMER_EXPIRED,
+        event_data=msgspec.json.encode(data).decode(),
+    )
+
+
+def iso(moment: datetime) -> str:
+    """A moment in history: ISO 8601, UTC, microseconds."""
+    return moment.astimezone(UTC).isoformat(timespec="microseconds")
