@@ -56,8 +56,11 @@ $(VENV)/development: pyproject.toml | $(VENV)/bin/pip
 
 # Debian's python3 comes without ensurepip, which is in python3-venv; then any pip it has can put one into the venv.
 $(VENV)/bin/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	|| { echo "error: $(PYTHON) is not Python 3.11 or later" >&2; \
+	     echo "hint: make PYTHON=… names another one" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 \
 	|| { $(PYTHON) -m venv --clear --without-pip $(VENV) \
 	     && $(PYTHON) -m pip -qq --python $(RUN) install pip; } \
-	|| { rm -rf $(VENV); echo "$(PYTHON) has neither ensurepip nor pip." >&2; \
-	     echo "hint: apt-get install python3-venv" >&2; exit 1; }
+	|| { echo "error: $(PYTHON) has neither ensurepip nor pip" >&2; \
+	     echo "hint: apt-get install python3-venv" >&2; rm -rf $(VENV); exit 1; }
