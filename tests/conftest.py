@@ -31,10 +31,14 @@ class Database:
     server: Server | None = None
 
 
+@pytest.fixture(scope="session")
+def servers(request: pytest.FixtureRequest) -> Servers:
+    return request.config.stash[SERVERS]
+
+
 @pytest.fixture
-async def database(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Database]:
+async def database(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> AsyncIterator[Database]:
     name: str = request.param
-    servers = request.config.stash[SERVERS]
     if name in servers.missing:
         pytest.skip(f"{KINDS[name].title} is missing")
     request.config.stash[TESTS_RUN][name] += 1
@@ -79,9 +83,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "database" in metafunc.fixturenames:
         mark = metafunc.definition.get_closest_marker("databases")
-        wanted = mark.args if mark else DATABASES
-        chosen = [name for name in metafunc.config.getoption("databases") if name in wanted]
-        metafunc.parametrize("database", chosen, indirect=True)
+        metafunc.parametrize("database", mark.args if mark else DATABASES, indirect=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    selected = (None, *config.getoption("databases"))
+    config.hook.pytest_deselected(items=[item for item in items if _database_of(item) not in selected])
+    items[:] = [item for item in items if _database_of(item) in selected]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -90,7 +98,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     if config.option.collectonly:
         return
-    needed = _databases_of(session.items)
+    needed = {_database_of(item) for item in session.items}
     config.stash[SERVERS] = servers = Servers(name for name in KINDS if name in needed)
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and any(server.ours for server in servers.values()):
@@ -107,18 +115,17 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         config.stash[SERVERS].close()
 
 
-def _databases_of(items: list[pytest.Item]) -> set[str]:
-    parameters = [item.callspec.params for item in items if hasattr(item, "callspec")]
-    return {str(parameter["database"]) for parameter in parameters if "database" in parameter}
+def _database_of(item: pytest.Item) -> str | None:
+    return item.callspec.params.get("database") if hasattr(item, "callspec") else None
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
-    if SERVERS not in config.stash:
+    needed = {_database_of(item) for item in items} - {None}
+    if SERVERS not in config.stash or not needed:
         return []
-    needed = _databases_of(items)
     servers = config.stash[SERVERS]
     names = [_title(servers, name) for name in DATABASES if name in needed and name not in servers.missing]
-    return ["databases: " + (", ".join(names) or "none"), *_missing(servers)]
+    return [f"databases: {', '.join(names)}", *_missing(servers)]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

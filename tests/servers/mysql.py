@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 import asyncmy
@@ -35,6 +35,7 @@ class _MySQLFamily(Server):
     end_signal = signal.SIGKILL
     stop_signal = signal.SIGTERM
 
+    processlist: ClassVar[str]
     program: Path
 
     @property
@@ -96,7 +97,7 @@ class _MySQLFamily(Server):
     async def drop_database(self, url: str) -> None:
         name = database_of(url)
         # DROP would wait for the locks of a connection that was left in a transaction.
-        listing = await self.execute(f"SELECT GROUP_CONCAT(id) FROM information_schema.processlist WHERE db = '{name}'")
+        listing = await self.execute(f"SELECT GROUP_CONCAT(id) FROM {self.processlist} WHERE db = '{name}'")
         for connection in listing.split(",") if listing else ():
             with contextlib.suppress(asyncmy.errors.OperationalError):  # It may have ended by itself.
                 await self.execute(f"KILL {connection}")
@@ -106,6 +107,7 @@ class _MySQLFamily(Server):
 class MariaDB(_MySQLFamily):
     name = "mariadb"
     title = "MariaDB"
+    processlist = "information_schema.processlist"
 
     def find_programs(self) -> None:
         self.program = _installed("mariadbd") or (
@@ -134,6 +136,7 @@ class MariaDB(_MySQLFamily):
 class MySQL(_MySQLFamily):
     name = "mysql"
     title = "MySQL"
+    processlist = "performance_schema.processlist"
 
     def find_programs(self) -> None:
         """Debian has MySQL only in its unstable suite."""

@@ -36,7 +36,7 @@ Debug::NoLocking "true";
 # A program from another suite needs that suite's libc, and that libc's own loader.
 WRAPPER = """\
 #!/bin/sh
-exec {loader} --library-path {libraries} {program} "$@"
+exec "{loader}" --library-path "{libraries}" "{program}" "$@"
 """
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
@@ -99,9 +99,8 @@ def _download(packages: list[str], suite: str | None, *, apt: Path) -> None:
     (apt / "status").touch()
     (apt / "apt.conf").write_text(APT_CONF.format(apt=apt))
 
-    # The machine may know repositories that do not answer and that we do not need, so this is only a failure if what
-    # follows fails.
-    complaints = _apt(apt, "update").stderr
+    # Some of the machine's repositories may not answer; that matters only if the packages are not to be had then.
+    complaints = _apt(apt, "update", check=False).stderr
     try:
         if suite is not None:
             _use_suite(suite, apt=apt)
@@ -119,10 +118,10 @@ def _use_suite(suite: str, *, apt: Path) -> None:
     _apt(apt, "update", "-o", "APT::Update::Error-Mode=any")
 
 
-def _apt(apt: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _apt(apt: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     command = ["apt-get", "-q", "-c", str(apt / "apt.conf"), *arguments]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode != 0:
+    if check and done.returncode != 0:
         raise FetchError(f"apt-get {' '.join(arguments)} failed:\n{done.stderr.strip()}")
     return done
 

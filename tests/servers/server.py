@@ -143,9 +143,8 @@ class Server(ABC):
             try:
                 await self.execute("SELECT 1")
                 return
-            except (
-                Exception
-            ) as error:  # Each driver has its own words for "not yet"; the deadline tells them from "never".
+            except Exception as error:
+                # Each driver has its own words for "not yet"; only the deadline tells it from "never".
                 if self.process is None:
                     raise ServerError(f"{self.title} as named by {self.variable()} does not answer: {error}") from error
                 if self.process.poll() is not None or time.monotonic() > deadline:
