@@ -14,11 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from romancy.storage import SQLStorage, open_storage
+from tests.harness import Harness, empty
 from tests.servers import KINDS, Server, ServerError, Servers
 
 DATABASES = ("sqlite", *KINDS)
+FIXTURES = ("database", "harness")
 
 SERVERS = pytest.StashKey[Servers]()
+MIGRATED = pytest.StashKey[dict[str, str]]()
 TESTS_RUN = pytest.StashKey[Counter[str]]()
 
 
@@ -54,7 +58,33 @@ async def database(request: pytest.FixtureRequest, servers: Servers, tmp_path: P
         await server.drop_database(url)
 
 
-# The fixture `storage`, a migrated storage on `database`, belongs here.
+@pytest.fixture
+async def harness(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Harness]:
+    """A migrated database that nobody else uses meanwhile; see `tests/harness.py`."""
+    name: str = request.param
+    config = request.config
+    servers = config.stash[SERVERS]
+    if name in servers.missing:
+        pytest.skip(f"{KINDS[name].title} is missing")
+    config.stash[TESTS_RUN][name] += 1
+
+    url = config.stash[MIGRATED].get(name) or f"sqlite:///{tmp_path}/romancy.db"
+    if name != "sqlite" and name not in config.stash[MIGRATED]:
+        url = config.stash[MIGRATED][name] = await servers[name].create_database()
+    made = Harness(name, url)
+    first = await made.open()
+    await first.initialize()
+    yield made
+    await made.close()
+    if name != "sqlite":
+        async with open_storage(url) as janitor:
+            await empty(janitor)
+
+
+@pytest.fixture
+async def storage(harness: Harness) -> SQLStorage:
+    """A storage on the test's migrated database."""
+    return await harness.open()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -78,12 +108,14 @@ def _database_names(text: str) -> tuple[str, ...]:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "databases(*names): run this test on these databases only")
     config.stash[TESTS_RUN] = Counter()
+    config.stash[MIGRATED] = {}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "database" in metafunc.fixturenames:
-        mark = metafunc.definition.get_closest_marker("databases")
-        metafunc.parametrize("database", mark.args if mark else DATABASES, indirect=True)
+    for fixture in FIXTURES:
+        if fixture in metafunc.fixturenames:
+            mark = metafunc.definition.get_closest_marker("databases")
+            metafunc.parametrize(fixture, mark.args if mark else DATABASES, indirect=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -116,7 +148,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def _database_of(item: pytest.Item) -> str | None:
-    return item.callspec.params.get("database") if hasattr(item, "callspec") else None
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return next((str(parameters[fixture]) for fixture in FIXTURES if fixture in parameters), None)
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:

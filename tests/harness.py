@@ -1,0 +1,108 @@
+"""A migrated database for each test, emptied instead of made anew, and a clock that tests can move.
+
+    async def test_an_expired_lock_can_be_taken_by_another_worker(harness: Harness, storage: SQLStorage) -> None:
+        …
+        harness.advance(seconds=31)     # for every storage that this test opened
+        rival = await harness.open()    # a second storage on the same database, as another process would have
+"""
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from romancy.storage import HistoryEvent, Lock, SQLStorage, WorkflowInstance, open_storage
+
+_KEPT = ("romancy_migrations", "schema_migrations", "schema_version")
+_TABLES = {
+    "sqlite": "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'",
+    "postgres": "SELECT tablename FROM pg_tables WHERE schemaname = 'public'",
+    "mysql": "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()",
+}
+
+
+class Harness:
+    """The storages of one test, all on the same database, all with the same clock."""
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name = name
+        """sqlite, postgres, mariadb or mysql."""
+        self.url = url
+        self._storages: list[SQLStorage] = []
+        self._offset = 0.0
+        self._numbers = count(1)
+
+    async def open(self, **options: Any) -> SQLStorage:
+        """Another storage on this database, closed at the end of the test."""
+        storage = open_storage(self.url, **options)
+        storage.runner.driver.clock_offset = self._offset
+        self._storages.append(storage)
+        return storage
+
+    def advance(self, seconds: float) -> None:
+        """Move the database's clock forward, as all storages of this test see it."""
+        self._offset += seconds
+        for storage in self._storages:
+            storage.runner.driver.clock_offset = self._offset
+
+    async def close(self) -> None:
+        for storage in self._storages:
+            storage.runner.probe = None
+            await storage.close()
+
+    # Factories: what most tests begin with.
+
+    def new_id(self, prefix: str = "instance") -> str:
+        return f"{prefix}-{next(self._numbers)}"
+
+    async def instance(self, storage: SQLStorage, **fields: Any) -> str:
+        """A new running instance, unlocked; its id."""
+        instance = WorkflowInstance(**{"instance_id": self.new_id(), "workflow_name": "order", **fields})
+        await storage.create_instance(instance)
+        return instance.instance_id
+
+    async def locked(self, storage: SQLStorage, worker_id: str = "worker-1", **fields: Any) -> Lock:
+        """A new running instance with its lock."""
+        instance = WorkflowInstance(
+            **{"instance_id": self.new_id(), "workflow_name": "order", "locked_by": worker_id, **fields}
+        )
+        lock = await storage.create_instance(instance, lock_timeout_sec=30)
+        assert lock is not None
+        return lock
+
+
+def step(instance_id: str, activity_id: str = "charge:1", data: str | None = '{"result": 1}', **fields: Any) -> HistoryEvent:
+    """A history event of a completed activity."""
+    return HistoryEvent(
+        **{
+            "instance_id": instance_id,
+            "activity_id": activity_id,
+            "event_type": "ActivityCompleted",
+            "event_data": data,
+            **fields,
+        }
+    )
+
+
+async def history_of(storage: SQLStorage, instance_id: str) -> list[HistoryEvent]:
+    """All history of an instance."""
+    return (await storage.get_history_paginated(instance_id, 0, 10_000)).events
+
+
+async def empty(storage: SQLStorage) -> None:
+    """Delete all rows but those of the migrations, so that the next test finds a fresh database."""
+    conn = storage.conn()
+    kind = storage.runner.driver.driver_name()
+    tables = [row[0] for row in await conn.fetch_all(_TABLES[kind]) if row[0] not in _KEPT]
+    async with storage.transaction():
+        if kind == "postgres":
+            await conn.execute(f"TRUNCATE {', '.join(tables)} RESTART IDENTITY CASCADE")
+            return
+        wipe: Callable[[str], str] = "DELETE FROM {}".format
+        if kind == "mysql":
+            await conn.execute("SET FOREIGN_KEY_CHECKS = 0")
+        else:
+            await conn.execute("PRAGMA defer_foreign_keys = ON")
+        for table in tables:
+            await conn.execute(wipe(table))
+        if kind == "mysql":
+            await conn.execute("SET FOREIGN_KEY_CHECKS = 1")
