@@ -1,9 +1,9 @@
 """A migrated database for each test, emptied instead of made anew, and a clock that tests can move.
 
-    async def test_an_expired_lock_can_be_taken_by_another_worker(harness: Harness, storage: SQLStorage) -> None:
-        …
-        harness.advance(seconds=31)     # for every storage that this test opened
-        rival = await harness.open()    # a second storage on the same database, as another process would have
+async def test_an_expired_lock_can_be_taken_by_another_worker(harness: Harness, storage: SQLStorage) -> None:
+    …
+    harness.advance(seconds=31)     # for every storage that this test opened
+    rival = await harness.open()    # a second storage on the same database, as another process would have
 """
 
 from collections.abc import Callable
@@ -70,7 +70,9 @@ class Harness:
         return lock
 
 
-def step(instance_id: str, activity_id: str = "charge:1", data: str | None = '{"result": 1}', **fields: Any) -> HistoryEvent:
+def step(
+    instance_id: str, activity_id: str = "charge:1", data: str | None = '{"result": 1}', **fields: Any
+) -> HistoryEvent:
     """A history event of a completed activity."""
     return HistoryEvent(
         **{

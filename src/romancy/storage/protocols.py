@@ -240,9 +240,7 @@ class HistoryManager(Protocol):
 class TimerSubscriptionManager(Protocol):
     """Waits for a moment in time."""
 
-    async def register_timer_subscription(
-        self, subscription: TimerSubscription, *, lock: Lock | None = None
-    ) -> None:
+    async def register_timer_subscription(self, subscription: TimerSubscription, *, lock: Lock | None = None) -> None:
         """Store a timer; registering the same timer again keeps the first expiry."""
 
     async def register_timer_subscription_and_release_lock(
@@ -314,9 +312,7 @@ class ChannelManager(Protocol):
     ) -> int | HistoryEvent:
         """Store a message (JSON text or bytes) and return its id; ids of a channel become visible in order."""
 
-    async def publish_many(
-        self, messages: Sequence[ChannelMessage], *, lock: Lock | None = None
-    ) -> list[int]:
+    async def publish_many(self, messages: Sequence[ChannelMessage], *, lock: Lock | None = None) -> list[int]:
         """Publish messages in one transaction; their ids, in the order given."""
 
     async def subscribe_to_channel(

@@ -10,7 +10,9 @@ import msgspec
 
 from .errors import InvalidURLError
 
-_GO_DSN = re.compile(r"(?P<credentials>.*)@(?P<net>tcp|unix)\((?P<address>[^)]*)\)/(?P<database>[^?]*)(\?(?P<options>.*))?")
+_GO_DSN = re.compile(
+    r"(?P<credentials>.*)@(?P<net>tcp|unix)\((?P<address>[^)]*)\)/(?P<database>[^?]*)(\?(?P<options>.*))?"
+)
 _SERVERS = {"postgres": "postgres", "postgresql": "postgres", "mysql": "mysql", "mariadb": "mysql"}
 _PORTS = {"postgres": 5432, "mysql": 3306}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")

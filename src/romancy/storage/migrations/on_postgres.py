@@ -40,11 +40,11 @@ class PostgresMigrationConnection(MigrationConnection):
         async with self._connected() as guard:
 
             async def locked() -> bool:
-                await guard.execute("BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0")
-                if await guard.fetchval(f"SELECT pg_try_advisory_xact_lock({_LOCK_KEY})"):
-                    return True
-                await guard.execute("ROLLBACK")
-                return False
+                await guard.execute("BEGIN")
+                taken: bool = await guard.fetchval(f"SELECT pg_try_advisory_xact_lock({_LOCK_KEY})")
+                # This also ends asyncpg's portal of the SELECT, and with it the snapshot it still holds.
+                await guard.execute("SET LOCAL idle_in_transaction_session_timeout = 0" if taken else "ROLLBACK")
+                return taken
 
             await self.poll(locked, what=BUSY)
             async with self._connected() as self._work:

@@ -71,7 +71,8 @@ class Channels(Ending):
         INSERT INTO romancy_receipts (instance_id, message_id)
         SELECT :instance_id, m.id FROM channel_messages m
          WHERE m.origin IS NULL AND m.id <= :cursor AND m.id > :cursor - 10000 AND m.channel = :channel
-           AND NOT EXISTS (SELECT 1 FROM romancy_receipts r WHERE r.instance_id = :instance_id AND r.message_id = m.id)""")
+           AND NOT EXISTS (
+               SELECT 1 FROM romancy_receipts r WHERE r.instance_id = :instance_id AND r.message_id = m.id)""")
 
     _unsubscribe = sql("DELETE FROM channel_subscriptions WHERE instance_id = :instance_id AND channel = :channel")
 
@@ -176,7 +177,8 @@ class Channels(Ending):
         await self._begin_step(lock, None)
         ids: dict[int, int] = {}
         # Channels in order of their names, so that two publishers never wait for each other.
-        for position in sorted(range(len(checked)), key=lambda position: (checked[position]["channel"].encode(), position)):
+        positions = sorted(range(len(checked)), key=lambda position: checked[position]["channel"].encode())
+        for position in positions:
             ids[position] = await self._publish(checked[position])
         return [ids[position] for position in range(len(checked))]
 

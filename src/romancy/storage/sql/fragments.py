@@ -40,7 +40,8 @@ FRAGMENTS.update(
     lock_cleared="locked_by = NULL, locked_at = NULL, lock_expires_at = NULL",
     not_parked="(i.parked_until IS NULL OR i.parked_until <= {now})",
     ours="i.framework = :framework AND {among:i.workflow_name, workflow_names} AND {among:i.owner_service, owners}",
-    woken="status = COALESCE(suspended_from, 'running'), suspended_from = NULL, runnable_since = {now}, updated_at = {now}",
+    woken="""status = COALESCE(suspended_from, 'running'), suspended_from = NULL,
+        runnable_since = {now}, updated_at = {now}""",
     cursor="{greatest:COALESCE(s.cursor_message_id, 0), COALESCE(d.last_delivered_id, 0)}",
     with_cursor="LEFT JOIN channel_delivery_cursors d ON d.channel = s.channel AND d.instance_id = s.instance_id",
     # Claimed by somebody who can still work on it; a finished or deleted owner has let go.

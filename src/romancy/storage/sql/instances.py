@@ -40,9 +40,8 @@ from .checks import (
     positive,
 )
 from .ending import Ending, resumable_hint
-from .fragments import FRAGMENTS
 from .operation import operation
-from .statement import NativeQuery, Want, row_decoder, sql
+from .statement import FRAGMENTS, NativeQuery, Want, row_decoder, sql
 
 FAILED_ACTIVITY = "workflow_failed"
 CANCELLED_ACTIVITY = "workflow_cancelled"
@@ -102,7 +101,8 @@ class Instances(Ending):
 
     _park = sql("""
         UPDATE workflow_instances
-           SET parked_until = COALESCE(:until_at, {forever}), parked_reason = :reason, {lock_cleared}, updated_at = {now}
+           SET parked_until = COALESCE(:until_at, {forever}), parked_reason = :reason, {lock_cleared},
+               updated_at = {now}
          WHERE instance_id = :instance_id""")
 
     _unpark = sql("""
@@ -320,8 +320,7 @@ class Instances(Ending):
         selected = driver.expand(FRAGMENTS["instance_columns" if payloads else "listed_columns"])
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         text = (
-            f"SELECT {selected} FROM workflow_instances i{where}"
-            f" ORDER BY i.started_at DESC, {key} DESC LIMIT {limit:d}"
+            f"SELECT {selected} FROM workflow_instances i{where} ORDER BY i.started_at DESC, {key} DESC LIMIT {limit:d}"
         )
         return NativeQuery(text, arguments, Want.ALL, row_decoder(WorkflowInstance, driver))
 

@@ -1,8 +1,8 @@
 """An operation is a coroutine without I/O; a runner drives it.
 
-An operation reads like ordinary async code, but the only things it awaits are queries (and hints). Awaiting one hands it
-to whoever drives the coroutine: a thread that owns SQLite's write lock, or a task that owns a server connection. So each
-operation is written once, and how it is run (batched, retried, inside a user's transaction) is decided elsewhere.
+An operation reads like ordinary async code, but the only things it awaits are queries (and hints). Awaiting one hands
+it to whoever drives the coroutine: a thread that owns SQLite's write lock, or a task that owns a server connection. So
+each operation is written once, and how it is run (batched, retried, in a user's transaction) is decided elsewhere.
 
 Rules: an operation never catches a statement's error, can be started again from its arguments, and reads in pages.
 """
@@ -111,7 +111,7 @@ def operation(function: Any = None, /, **traits: Any) -> Any:
 
     def decorate(body: Operation[S, P, T]) -> Operation[S, P, T]:
         @functools.wraps(body)
-        async def method(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
+        async def method(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
             return await self.runner.run(Call(body, self, args, kwargs, known))
 
         OPERATIONS[body.__name__] = known

@@ -55,7 +55,8 @@ class Outbox(Manager):
 
     _lease = sql("""
         UPDATE outbox_events
-           SET status = 'processing', lease_owner = :owner, lease_until = {seconds_from_now:lease_sec}, updated_at = {now}
+           SET status = 'processing', lease_owner = :owner, lease_until = {seconds_from_now:lease_sec},
+               updated_at = {now}
          WHERE {in:event_id, event_ids}""")
 
     _end_lease = sql("""
@@ -80,7 +81,8 @@ class Outbox(Manager):
     _retry = sql("""
         UPDATE outbox_events
            SET status = 'pending', retry_count = :attempts, last_error = COALESCE(:error, last_error),
-               next_attempt_at = {seconds_from_now:pause_sec}, updated_at = {now}, lease_owner = NULL, lease_until = NULL
+               next_attempt_at = {seconds_from_now:pause_sec}, updated_at = {now},
+               lease_owner = NULL, lease_until = NULL
          WHERE event_id = :event_id""")
 
     _published_long_ago = sql("""
@@ -155,9 +157,8 @@ class Outbox(Manager):
         attempts = await self._attempts.value(event_id=check_key("event_id", event_id))
         if attempts is None:
             return False
-        await self._retry.run(
-            event_id=event_id, attempts=attempts + 1, error=clipped(error) or None, pause_sec=pause_before_retry(attempts)
-        )
+        pause = pause_before_retry(attempts)
+        await self._retry.run(event_id=event_id, attempts=attempts + 1, error=clipped(error) or None, pause_sec=pause)
         return True
 
     @operation

@@ -6,7 +6,7 @@
         {on_conflict_do_nothing:instance_id, group_name}''')
 
 ``:name`` is a parameter, ``{hook}`` or ``{hook:argument}`` one of the words the databases disagree on (`Driver.hooks`).
-A parameter whose name ends in ``_at`` is a time; a list is given to ``{in:column, names}`` or ``{among:column, names}``.
+A parameter whose name ends in ``_at`` is a time; a list is given to ``{in:column, list}`` or ``{among:column, list}``.
 Statements know nothing of connections: awaiting ``statement.one(…)`` hands the query to whoever runs the operation.
 """
 
@@ -176,9 +176,7 @@ def render(statement: Statement[Any], driver: Driver) -> Rendered:
     text = expand_hooks(text, driver, lists)
     text, binders = driver.bind_names(text, _PARAMETER, lists)
     decode = None if statement.row is None else row_decoder(statement.row, driver)
-    return Rendered(
-        statement.name, text.strip(), binders, duplicate_is_nothing=duplicate_is_nothing, decode=decode
-    )
+    return Rendered(statement.name, text.strip(), binders, duplicate_is_nothing=duplicate_is_nothing, decode=decode)
 
 
 def expand_hooks(text: str, driver: Driver, lists: set[str]) -> str:
@@ -203,7 +201,9 @@ def _lenient(enum: type[Enum]) -> Decoder:
     return lambda value: known.get(value, value)
 
 
-_ENUMS: dict[Any, Decoder] = {enum: _lenient(enum) for enum in (WorkflowStatus, HistoryEventType, OutboxStatus, ChannelMode)}
+_ENUMS: dict[Any, Decoder] = {
+    enum: _lenient(enum) for enum in (WorkflowStatus, HistoryEventType, OutboxStatus, ChannelMode)
+}
 
 
 def row_decoder(row: Callable[..., Any], driver: Driver) -> Decoder:

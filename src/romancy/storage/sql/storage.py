@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -149,7 +150,11 @@ class MySQLStorage(SQLStorage):
         super().__init__(runner, framework=framework, max_payload_bytes=max_payload_bytes)
 
 
-_STORAGES = {"sqlite": SQLiteStorage, "postgres": PostgresStorage, "mysql": MySQLStorage}
+_STORAGES: dict[str, Callable[..., SQLStorage]] = {
+    "sqlite": SQLiteStorage,
+    "postgres": PostgresStorage,
+    "mysql": MySQLStorage,
+}
 _DRIVERS: dict[str, type[Driver]] = {"sqlite": SQLiteDriver, "postgres": PostgresDriver, "mysql": MySQLDriver}
 
 

@@ -74,9 +74,7 @@ class Suspending(Delivery, Archive):
             statuses[instance_id] = WorkflowStatus(status)
         return statuses
 
-    async def _due_now(
-        self, instance_id: str, wait: Wait, awaited: dict[str, WorkflowStatus]
-    ) -> HistoryEvent | None:
+    async def _due_now(self, instance_id: str, wait: Wait, awaited: dict[str, WorkflowStatus]) -> HistoryEvent | None:
         """Record what a wait would record, if it has happened already."""
         match wait:
             case TimerSubscription():

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from ..errors import NotInTransactionError, TransactionDeadlineError, WrongTaskError
 from ..protocols import Executor, PostCommitCallback
@@ -96,7 +96,7 @@ class Transactions:
         if transaction.owner is not asyncio.current_task():
             raise WrongTaskError(
                 "this task inherited a transaction that another task opened and still uses;"
-                " open one of its own, or start the task outside (asyncio.wait_for makes a task, asyncio.timeout does not)"
+                " open one of its own, or start the task outside (wait_for makes a task, asyncio.timeout does not)"
             )
         return transaction
 
@@ -194,5 +194,3 @@ def describe_deadline(deadline_sec: float) -> TransactionDeadlineError:
         f"the transaction was open for more than {deadline_sec:g} s and has been rolled back;"
         " keep foreign work out of transactions, or allow more with transaction(deadline_sec=…)"
     )
-
-

@@ -65,11 +65,11 @@ CREATE TABLE romancy_marks (
 
 -- migrate:down
 
-DROP TABLE romancy_marks;
-DROP TABLE romancy_receipts;
-DROP TABLE romancy_instance_waits;
-DROP TABLE romancy_channel_waits;
-DROP TABLE romancy_channels;
+DROP TABLE IF EXISTS romancy_marks;
+DROP TABLE IF EXISTS romancy_receipts;
+DROP TABLE IF EXISTS romancy_instance_waits;
+DROP TABLE IF EXISTS romancy_channel_waits;
+DROP TABLE IF EXISTS romancy_channels;
 ALTER TABLE outbox_events DROP COLUMN sequence;
 ALTER TABLE workflow_instances DROP COLUMN lock_token;
 ALTER TABLE workflow_instances DROP COLUMN runnable_since;

@@ -1,5 +1,6 @@
 -- Each index is here for the query named behind it; none is on a column that every write changes.
--- Where InnoDB keeps an index for a foreign key or a unique key anyway, ours would be a second one: left out.
+-- InnoDB keeps an index for each foreign key, and every index ends with the primary key: (instance_id, id) of the archive and
+-- of the compensations, the claims, the cursors and the continued instances need none of ours.
 -- migrate:up
 
 CREATE INDEX romancy_instances_newest ON workflow_instances (framework, started_at, instance_id); -- list_instances: the newest page
@@ -7,8 +8,6 @@ CREATE INDEX romancy_instances_by_status ON workflow_instances (framework, statu
 CREATE INDEX romancy_instances_runnable ON workflow_instances (framework, status, runnable_since); -- find_resumable_workflows
 CREATE INDEX romancy_instances_finished ON workflow_instances (framework, finished_at); -- delete_finished_instances
 CREATE INDEX romancy_history_pages ON workflow_history (instance_id, id); -- get_history_paginated
-CREATE INDEX romancy_archive_pages ON workflow_history_archive (instance_id, id); -- get_archived_history
-CREATE INDEX romancy_compensations_stack ON workflow_compensations (instance_id, id); -- get_compensations
 CREATE INDEX romancy_timers_due ON workflow_timer_subscriptions (expires_at); -- find_expired_timers
 CREATE INDEX romancy_groups_members ON workflow_group_memberships (group_name, id); -- get_group_members
 CREATE INDEX romancy_outbox_due ON outbox_events (status, created_at); -- get_pending_outbox_events
@@ -29,8 +28,6 @@ DROP INDEX romancy_instances_by_status ON workflow_instances;
 DROP INDEX romancy_instances_runnable ON workflow_instances;
 DROP INDEX romancy_instances_finished ON workflow_instances;
 DROP INDEX romancy_history_pages ON workflow_history;
-DROP INDEX romancy_archive_pages ON workflow_history_archive;
-DROP INDEX romancy_compensations_stack ON workflow_compensations;
 DROP INDEX romancy_timers_due ON workflow_timer_subscriptions;
 DROP INDEX romancy_groups_members ON workflow_group_memberships;
 DROP INDEX romancy_outbox_due ON outbox_events;

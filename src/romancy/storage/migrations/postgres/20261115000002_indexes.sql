@@ -27,25 +27,25 @@ CREATE INDEX CONCURRENTLY IF NOT EXISTS romancy_instance_waits_awaited ON romanc
 
 -- migrate:down transaction:false
 
-DROP INDEX romancy_instances_newest;
-DROP INDEX romancy_instances_by_status;
-DROP INDEX romancy_instances_runnable;
-DROP INDEX romancy_instances_finished;
-DROP INDEX romancy_instances_continued;
-DROP INDEX romancy_history_pages;
-DROP INDEX romancy_archive_pages;
-DROP INDEX romancy_compensations_stack;
-DROP INDEX romancy_timers_due;
-DROP INDEX romancy_groups_members;
-DROP INDEX romancy_outbox_due;
-DROP INDEX romancy_outbox_published;
-DROP INDEX romancy_messages_queue;
-DROP INDEX romancy_messages_age;
-DROP INDEX romancy_messages_foreign;
-DROP INDEX romancy_subscriptions_channel;
-DROP INDEX romancy_cursors_instance;
-DROP INDEX romancy_claims_instance;
-DROP INDEX romancy_channels_unsettled;
-DROP INDEX romancy_waits_channel;
-DROP INDEX romancy_waits_timeout;
-DROP INDEX romancy_instance_waits_awaited;
+DROP INDEX CONCURRENTLY IF EXISTS romancy_instances_newest;
+DROP INDEX CONCURRENTLY IF EXISTS romancy_instances_by_status;
+DROP INDEX CONCURRENTLY IF EXISTS romancy_instances_runnable;
+DROP INDEX CONCURRENTLY IF EXISTS romancy_instances_finished;
+DROP INDEX CONCURRENTLY IF EXISTS romancy_instances_continued;
+DROP INDEX CONCURRENTLY IF EXISTS romancy_history_pages;
+DROP INDEX CONCURRENTLY IF EXISTS romancy_archive_pages;
+DROP INDEX CONCURRENTLY IF EXISTS romancy_compensations_stack;
+DROP INDEX CONCURRENTLY IF EXISTS romancy_timers_due;
+DROP INDEX CONCURRENTLY IF EXISTS romancy_groups_members;
+DROP INDEX CONCURRENTLY IF EXISTS romancy_outbox_due;
+DROP INDEX CONCURRENTLY IF EXISTS romancy_outbox_published;
+DROP INDEX CONCURRENTLY IF EXISTS romancy_messages_queue;
+DROP INDEX CONCURRENTLY IF EXISTS romancy_messages_age;
+DROP INDEX CONCURRENTLY IF EXISTS romancy_messages_foreign;
+DROP INDEX CONCURRENTLY IF EXISTS romancy_subscriptions_channel;
+DROP INDEX CONCURRENTLY IF EXISTS romancy_cursors_instance;
+DROP INDEX CONCURRENTLY IF EXISTS romancy_claims_instance;
+DROP INDEX CONCURRENTLY IF EXISTS romancy_channels_unsettled;
+DROP INDEX CONCURRENTLY IF EXISTS romancy_waits_channel;
+DROP INDEX CONCURRENTLY IF EXISTS romancy_waits_timeout;
+DROP INDEX CONCURRENTLY IF EXISTS romancy_instance_waits_awaited;

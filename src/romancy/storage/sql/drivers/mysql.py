@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ...input_filters import check_filter_value, json_path_keys, whole_number
+from ..statement import Encoder
 from .driver import Binders, Driver, utc_naive
 
 
@@ -113,7 +114,7 @@ class MySQLDriver(Driver):
         )
 
     def bind_names(self, text: str, parameter: re.Pattern[str], lists: set[str]) -> tuple[str, Binders]:
-        binders = []
+        binders: list[tuple[str, Encoder | None]] = []
         for name in parameter.findall(text):
             if name.endswith("__none"):
                 binders.append((name.removesuffix("__none"), is_none))

@@ -87,7 +87,8 @@ class SQLiteDriver(Driver):
         return f"max({first}, {second})"
 
     def json_extract(self, column: str, path: str) -> str:
-        # A function of our own (`input_filters.scalar_at`): SQLite's takes the first of two equal keys, the other databases the last.
+        # A function of our own (`input_filters.scalar_at`): SQLite's takes the first of two equal keys, and the last
+        # one counts.
         return f"romancy_json_at({column}, '{'.'.join(json_path_keys(path))}')"
 
     def json_compare(self, extract_expr: str, value: Any, placeholder_num: int) -> tuple[str, list[Any]]:

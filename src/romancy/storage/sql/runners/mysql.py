@@ -131,8 +131,9 @@ class MySQLRunner(ServerRunner):
         try:
             for statement in _SESSION:
                 await connection.query(statement)
-            await connection.query("SELECT @@max_allowed_packet, VERSION()")
-            packet, version = connection._result.rows[0]
+            cursor = connection.cursor()
+            await cursor.execute("SELECT @@max_allowed_packet, VERSION()")
+            packet, version = await cursor.fetchone()
         except BaseException:
             connection.close()
             raise
@@ -180,8 +181,10 @@ class _Unreachable(Exception):
 
 def ssl_context(url: DatabaseURL) -> ssl.SSLContext | None:
     """What the URL's sslmode (or Go's tls), ssl_ca, ssl_cert and ssl_key ask for."""
-    mode = url.option("sslmode") or url.option("ssl-mode") or {"true": "verify-full", "skip-verify": "require"}.get(
-        url.option("tls") or "", "disable"
+    mode = (
+        url.option("sslmode")
+        or url.option("ssl-mode")
+        or {"true": "verify-full", "skip-verify": "require"}.get(url.option("tls") or "", "disable")
     )
     mode = mode.lower().replace("_", "-").replace("required", "require").replace("disabled", "disable")
     if mode in ("disable", "prefer", "preferred", "allow"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from typing import Any
 
@@ -32,6 +31,7 @@ _LOST = (
     OSError,
     TimeoutError,
 )
+_NO_SCHEMA = (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.UndefinedFunctionError)
 
 
 class PostgresConnection(Connection):
@@ -75,7 +75,7 @@ class PostgresConnection(Connection):
 
     @property
     def broken(self) -> bool:
-        return self.raw.is_closed()
+        return bool(self.raw.is_closed())
 
     def abort(self) -> None:
         if not self.raw.is_closed():
@@ -146,7 +146,7 @@ class PostgresRunner(ServerRunner):
     def translate(self, error: BaseException) -> StorageError:
         if isinstance(error, _Unreachable):
             return StorageUnavailableError(str(error))
-        if isinstance(error, asyncpg.UndefinedTableError | asyncpg.UndefinedColumnError | asyncpg.UndefinedFunctionError):
+        if isinstance(error, _NO_SCHEMA):
             return SchemaError(f"{error}: the schema is missing or old; run initialize() first")
         if isinstance(error, asyncpg.InsufficientResourcesError):
             return StorageUnavailableError(f"PostgreSQL is out of resources: {error}")
@@ -158,7 +158,7 @@ class _Unreachable(Exception):
 
     def __init__(self, shown: str, error: BaseException) -> None:
         reason = str(error) or type(error).__name__
-        if isinstance(error, TimeoutError) and not isinstance(error, OSError | asyncio.CancelledError):
+        if type(error) is TimeoutError:
             reason = "no answer in time"
         super().__init__(f"cannot connect to {shown}: {reason}")
         # A wrong password or database stays wrong; a server that is starting or full does not.

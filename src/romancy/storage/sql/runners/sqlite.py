@@ -89,7 +89,12 @@ class SQLiteRunner(BaseRunner):
     driver: SQLiteDriver
 
     def __init__(
-        self, path: str, *, synchronous: str = "FULL", transaction_deadline_sec: float = 5.0, busy_sec: float | None = None
+        self,
+        path: str,
+        *,
+        synchronous: str = "FULL",
+        transaction_deadline_sec: float = 5.0,
+        busy_sec: float | None = None,
     ) -> None:
         super().__init__(SQLiteDriver(), transaction_deadline_sec)
         self.path = path
@@ -142,8 +147,9 @@ class SQLiteRunner(BaseRunner):
                 if not isinstance(error, TransientStorageError):
                     raise
                 # Somebody is recovering or checkpointing the file right now: wait in a thread, not in the loop.
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._reading_threads(), lambda: self._read_on(self._thread_connection(), call))
+        return await asyncio.get_running_loop().run_in_executor(
+            self._reading_threads(), lambda: self._read_on(self._thread_connection(), call)
+        )
 
     async def _open_session(self, deadline_sec: float | None) -> Session:
         self.check_usable()
@@ -492,15 +498,16 @@ class _Interactive:
     def _obey(
         self, connection: sqlite3.Connection, command: Command, future: asyncio.Future[Any], *, last: bool
     ) -> None:
-        result, failure = None, None
+        result: Any = None
+        failure: BaseException | None = None
         try:
             result = command(connection)
         except _TransactionGone as gone:
             failure = self._over = self._runner.translate(gone.error)
         except sqlite3.Error as error:
-            failure = self._runner.translate(error)
+            failure = translated = self._runner.translate(error)
             if last or not connection.in_transaction:
-                self._over = failure
+                self._over = translated
         except BaseException as error:
             failure = error
         self._tell(future, result, failure)
