@@ -4,8 +4,10 @@
     20261115000001_romancy.sql       what this library adds
     ledger.sql                       the two tables that record which migrations have run
 
-A file has a ``-- migrate:up`` and a ``-- migrate:down`` section; ``transaction:false`` behind one of the marks says that its
+A file has a ``-- migrate:up`` and a ``-- migrate:down`` section; ``transaction:false`` behind such a mark says that its
 statements cannot run in a transaction. ``{collation}`` stands for the collation that keys have in the database at hand.
+A file that has been released never changes: what comes later goes into a new one, and only adds, so that old code keeps
+working.
 """
 
 from __future__ import annotations
@@ -14,14 +16,20 @@ import functools
 import hashlib
 import re
 from importlib import resources
+from importlib.resources.abc import Traversable
 
 import msgspec
 
 BASE = "20251217000000"
 """The version of the shared tables, recorded where Edda records it too."""
 
-DIRECTORIES = {"sqlite": "sqlite", "postgres": "postgres", "mysql": "mysql", "mariadb": "mysql"}
-"""Which files belong to which kind of database."""
+COLLATIONS = {
+    "sqlite": "BINARY",
+    "postgres": 'pg_catalog."C"',
+    "mysql": "utf8mb4_0900_bin",
+    "mariadb": "utf8mb4_nopad_bin",
+}
+"""Every kind of database, with the collation that compares keys byte for byte, trailing spaces too."""
 
 _FILE = re.compile(r"(?P<version>\d{14})_(?P<name>\w+)\.sql")
 _MARK = re.compile(r"^-- migrate:(?P<direction>up|down)(?P<options>[^\n]*)$", re.MULTILINE)
@@ -43,9 +51,13 @@ class Section(msgspec.Struct, frozen=True):
     text: str
     in_transaction: bool = True
 
+    def filled_in(self, collation: str) -> str:
+        """Its text for a database whose keys have this collation."""
+        return self.text.replace("{collation}", collation)
+
     def statements(self, collation: str) -> list[str]:
-        """Its statements, one by one, for a database whose keys have this collation."""
-        return split(self.text.replace("{collation}", collation))
+        """The same, one statement at a time."""
+        return split(self.filled_in(collation))
 
 
 class Migration(msgspec.Struct, frozen=True):
@@ -61,14 +73,32 @@ class Migration(msgspec.Struct, frozen=True):
     def is_base(self) -> bool:
         return self.version == BASE
 
+    @property
+    def records(self) -> list[str]:
+        """The statements that write down that it has been applied; doing so twice does no harm."""
+        ours = _insert("romancy_migrations", version=self.version, checksum=self.checksum)
+        return [ours, _insert("schema_migrations", version=self.version)] if self.is_base else [ours]
+
+    @property
+    def forgotten(self) -> str:
+        """The statement that takes the record back."""
+        return f"DELETE FROM romancy_migrations WHERE version = '{self.version}'"
+
     def __str__(self) -> str:
         return f"{self.version}_{self.name}"
+
+
+def _insert(table: str, *, version: str, **values: str) -> str:
+    columns = ", ".join(("version", *values))
+    literals = ", ".join(f"'{value}'" for value in (version, *values.values()))
+    there_already = f"SELECT 1 FROM {table} WHERE version = '{version}'"
+    return f"INSERT INTO {table} ({columns}) SELECT {literals} WHERE NOT EXISTS ({there_already})"
 
 
 @functools.cache
 def migrations(kind: str) -> tuple[Migration, ...]:
     """All migrations of a kind of database, oldest first."""
-    directory = resources.files(__package__) / DIRECTORIES[kind]
+    directory = _directory(kind)
     named = [(_FILE.fullmatch(file.name), file) for file in directory.iterdir()]
     found = [_parse(name["version"], name["name"], file.read_text("utf-8")) for name, file in named if name]
     return tuple(sorted(found, key=lambda migration: migration.version))
@@ -77,8 +107,13 @@ def migrations(kind: str) -> tuple[Migration, ...]:
 @functools.cache
 def ledger(kind: str) -> Section:
     """What creates the tables in which migrations are recorded."""
-    file = resources.files(__package__) / DIRECTORIES[kind] / "ledger.sql"
-    return Section(_unix(file.read_text("utf-8")))
+    return Section(_unix((_directory(kind) / "ledger.sql").read_text("utf-8")).strip())
+
+
+def _directory(kind: str) -> Traversable:
+    if kind not in COLLATIONS:
+        raise ValueError(f"there are no migrations for {kind!r}, only for {', '.join(COLLATIONS)}")
+    return resources.files(__package__) / ("mysql" if kind == "mariadb" else kind)
 
 
 def _parse(version: str, name: str, text: str) -> Migration:

@@ -1,37 +1,36 @@
 """PostgreSQL: advisory locks of transactions, so that a transaction pooler may stand in between.
 
-Our lock belongs to a transaction that does nothing else, on a connection of its own: it holds no snapshot, so CREATE INDEX
-CONCURRENTLY on the other connection does not wait for it. Nor for those who want the lock, because they ask again and again
-instead of waiting inside a statement. Edda's lock (the same key, of a session there) is only taken around the shared
-tables: Edda waits one second for it and then goes on as if they were there.
+Our lock belongs to a transaction that does nothing else, on a connection of its own. It holds no snapshot, so CREATE
+INDEX CONCURRENTLY on the other connection does not wait for it; nor for those who want the lock too, because they ask
+again and again instead of waiting inside a statement. Edda's lock (the same kind of key, held by a session there) is
+only taken around the shared tables: Edda waits one second for it and then goes on as if they were there.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
 
-from ..errors import StorageError, StorageUnavailableError, TransientStorageError
 from ..sql.runners.postgres import PostgresRunner
-from ..sql.runners.server import Trouble
-from .connection import BUSY, EDDA_BUSY, EDDA_LOCK_KEY, MigrationConnection
+from .connection import BUSY, EDDA_BUSY, ServerMigrationConnection
 
-_LOCK_KEY = int.from_bytes(b"romancy")
-# Building an index may take hours; asking for a table may not: whoever comes later would wait behind us.
-_LONGEST_SEC = 86400.0
-_TABLE_LOCK_TIMEOUT = "3s"
+EDDA_LOCK = 20251217000000
+_OUR_LOCK = int.from_bytes(b"romancy")
 
-_INDEX = re.compile(r"CREATE (?:UNIQUE )?INDEX CONCURRENTLY (?:IF NOT EXISTS )?(?P<name>\w+) ", re.IGNORECASE)
+_LONGEST_SEC = 86400.0  # building an index may take hours,
+_TABLE_LOCK_TIMEOUT = "3s"  # waiting for a table may not: everybody who comes later would wait behind us
+_CLOSE_SEC = 2.0
+
+_INDEX = re.compile(r"CREATE (?:UNIQUE )?INDEX CONCURRENTLY (?:IF NOT EXISTS )?(?P<name>\w+)", re.IGNORECASE)
 
 
-class PostgresMigrationConnection(MigrationConnection):
+class PostgresMigrationConnection(ServerMigrationConnection):
     """One connection that keeps the lock and one that works."""
 
-    kind = "postgres"
     runner: PostgresRunner
     _work: asyncpg.Connection[Any]
 
@@ -41,8 +40,8 @@ class PostgresMigrationConnection(MigrationConnection):
 
             async def locked() -> bool:
                 await guard.execute("BEGIN")
-                taken: bool = await guard.fetchval(f"SELECT pg_try_advisory_xact_lock({_LOCK_KEY})")
-                # This also ends asyncpg's portal of the SELECT, and with it the snapshot it still holds.
+                taken: bool = await guard.fetchval(f"SELECT pg_try_advisory_xact_lock({_OUR_LOCK})")
+                # Either statement also ends asyncpg's portal of the SELECT, and with it the snapshot that it holds.
                 await guard.execute("SET LOCAL idle_in_transaction_session_timeout = 0" if taken else "ROLLBACK")
                 return taken
 
@@ -55,40 +54,37 @@ class PostgresMigrationConnection(MigrationConnection):
         connection = await self.runner.connect_raw()
         try:
             yield connection
+            await connection.close(timeout=_CLOSE_SEC)
         finally:
-            connection.terminate()  # the server rolls back; nothing is left to say
+            connection.terminate()  # does nothing to a closed one; the server rolls back what is open
 
     @asynccontextmanager
-    async def step(self, *, in_transaction: bool, shared: bool = False) -> AsyncIterator[None]:
+    async def step(self, *, in_transaction: bool = True, shared: bool = False) -> AsyncIterator[None]:
         if not in_transaction:
             yield
             return
         await self._work.execute(
-            f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = 0;"
+            "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = 0;"
             f" SET LOCAL lock_timeout = '{_TABLE_LOCK_TIMEOUT}'"
         )
         try:
             if shared:
                 await self.poll(self._lock_out_edda, what=EDDA_BUSY)
             yield
-        except BaseException:
+        except Exception:
             if not self._work.is_closed():
                 await self._work.execute("ROLLBACK")
             raise
         await self._work.execute("COMMIT")
 
     async def _lock_out_edda(self) -> bool:
-        return bool(await self._work.fetchval(f"SELECT pg_try_advisory_xact_lock({EDDA_LOCK_KEY})"))
-
-    async def rows(self, query: str) -> Sequence[Sequence[Any]]:
-        found: Sequence[Sequence[Any]] = await self._work.fetch(query)
-        return found
+        return bool(await self._work.fetchval(f"SELECT pg_try_advisory_xact_lock({EDDA_LOCK})"))
 
     async def execute(self, statement: str) -> None:
+        self.probe()
         index = _INDEX.match(statement)
         if index is not None:
             await self._drop_half_built(index["name"])
-        self.probe()
         await self._work.execute(statement, timeout=_LONGEST_SEC)
 
     async def _drop_half_built(self, name: str) -> None:
@@ -98,22 +94,3 @@ class PostgresMigrationConnection(MigrationConnection):
         )
         if invalid:
             await self._work.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {name}", timeout=_LONGEST_SEC)
-
-    async def collation(self) -> str:
-        # Two columns of different collations cannot even be compared in a join.
-        name = await self._work.fetchval(
-            "SELECT collname FROM pg_attribute JOIN pg_collation ON pg_collation.oid = attcollation"
-            " WHERE attrelid = to_regclass('workflow_instances') AND attname = 'instance_id'"
-        )
-        return f'"{name or "C"}"'
-
-    def worth_retrying(self, error: Exception) -> bool:
-        return self.runner.trouble(error) is Trouble.CONFLICT
-
-    def translate(self, error: Exception) -> StorageError:
-        match self.runner.trouble(error):
-            case Trouble.CONFLICT:
-                return TransientStorageError(f"PostgreSQL kept refusing a migration: {error}")
-            case Trouble.REFUSED:
-                return self.runner.translate(error)
-        return StorageUnavailableError(f"the connection to {self.runner.url.shown} was lost: {error}")

@@ -1,10 +1,9 @@
-"""SQLite: all of it in the one write transaction that SQLite allows at a time, on the storage's own writer."""
+"""SQLite: everything in the one write transaction that SQLite allows at a time, on the storage's own writer."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from ..errors import StorageError, TransientStorageError
 from ..sql.operation import Call, Traits
@@ -16,9 +15,8 @@ _LONGEST_SEC = 3600.0
 
 
 class SQLiteMigrationConnection(MigrationConnection):
-    """A transaction of the runner; the runner waits for its turn, and undoes everything if we fail."""
+    """A transaction of the runner, each step a savepoint in it."""
 
-    kind = "sqlite"
     runner: SQLiteRunner
 
     @asynccontextmanager
@@ -35,7 +33,7 @@ class SQLiteMigrationConnection(MigrationConnection):
         return True
 
     @asynccontextmanager
-    async def step(self, *, in_transaction: bool, shared: bool = False) -> AsyncIterator[None]:
+    async def step(self, *, in_transaction: bool = True, shared: bool = False) -> AsyncIterator[None]:
         await self.runner.transactions.begin()
         async with self._ending():
             yield
@@ -50,21 +48,12 @@ class SQLiteMigrationConnection(MigrationConnection):
             raise
         await self.runner.transactions.commit()
 
-    async def rows(self, query: str) -> Sequence[Sequence[Any]]:
-        found: Sequence[Sequence[Any]] = await self._run(query, Want.ALL)
-        return found
-
     async def execute(self, statement: str) -> None:
-        await self._run(statement, Want.COUNT)
+        async def migrate(_: None) -> int:
+            return await NativeQuery[int](statement, (), Want.COUNT)
 
-    async def _run(self, text: str, want: Want) -> Any:
-        async def migrate(_: None) -> Any:
-            return await NativeQuery[Any](text, (), want)
-
-        return await self.runner.run(Call(migrate, None, (), {}, Traits(reads=True)))
-
-    async def collation(self) -> str:
-        return "BINARY"
+        # A "read" only says that it needs no savepoint of its own.
+        await self.runner.run(Call(migrate, None, (), {}, Traits(reads=True)))
 
     def translate(self, error: Exception) -> StorageError:
         return self.runner.translate(error)

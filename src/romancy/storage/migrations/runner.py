@@ -2,15 +2,16 @@
 
 What has run is recorded in ``romancy_migrations`` with a checksum of its file. Only the base, the tables that other
 frameworks share, is also recorded in ``schema_migrations``, where those look; whatever else stands there is theirs.
+A database that has the base from another framework is adopted: its tables stay as they are and only gain what we add.
 """
 
 from __future__ import annotations
 
-import asyncio
-import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+import logging
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 from ..errors import SchemaError, StorageError, TransactionError
@@ -18,21 +19,36 @@ from ..sql.operation import Call, Traits
 from ..sql.runners.runner import BaseRunner
 from ..sql.statement import NativeQuery, Want
 from .connection import MigrationConnection
-from .files import BASE, Migration, ledger, migrations
+from .files import BASE, COLLATIONS, Migration, ledger, migrations
 
-_ATTEMPTS = 20
-_LONGEST_PAUSE_SEC = 1.0
+log = logging.getLogger("romancy.storage")
 
-_APPLIED = "SELECT version, checksum, applied_at FROM romancy_migrations"
+_RECORDED = "SELECT version, checksum, applied_at FROM romancy_migrations ORDER BY version"
 _BASE_APPLIED = f"SELECT version FROM schema_migrations WHERE version = '{BASE}'"
 
+# On an adopted database our tables get the collation of the instances that are there: foreign keys demand it on MySQL,
+# and PostgreSQL cannot even compare two columns of different collations in a join.
+_COLLATION = {
+    "postgres": """
+        SELECT quote_ident(nspname) || '.' || quote_ident(collname) FROM pg_attribute
+        JOIN pg_collation ON pg_collation.oid = attcollation
+        JOIN pg_namespace ON pg_namespace.oid = collnamespace
+        WHERE attrelid = to_regclass('workflow_instances') AND attname = 'instance_id'""",
+    "mysql": """
+        SELECT COLLATION_NAME FROM information_schema.COLUMNS
+        WHERE TABLE_SCHEMA = DATABASE() AND (
+            TABLE_NAME = 'workflow_instances' AND COLUMN_NAME = 'instance_id'
+            OR TABLE_NAME = 'workflow_definitions' AND COLUMN_NAME = 'workflow_name')
+        ORDER BY TABLE_NAME DESC LIMIT 1""",
+}
 
-class Applied(NamedTuple):
-    """A row of ``romancy_migrations``."""
 
-    version: str
-    checksum: str
-    applied_at: Any
+class MigrationStatus(NamedTuple):
+    """Whether a migration has been applied; since when is not known of a base that another framework made."""
+
+    migration: Migration
+    is_applied: bool
+    applied_at: datetime | None = None
 
 
 async def migrate(runner: BaseRunner, *, wait_sec: float = 600.0) -> list[Migration]:
@@ -40,105 +56,103 @@ async def migrate(runner: BaseRunner, *, wait_sec: float = 600.0) -> list[Migrat
 
     Any number of processes may call this at once: one works, the others wait for it, `wait_sec` at most.
     """
-    _outside_a_transaction(runner)
-    known = migrations(runner.driver.driver_name())
-    applied = await _applied(runner)
-    _check(known, applied)
-    if all(migration.version in applied for migration in known if not migration.is_base):
+    if not await _is_behind(runner):
         return []
     async with _alone(runner, wait_sec) as connection:
+        if not await _is_behind(runner):
+            return []  # somebody else did it while we waited
         await connection.check_adoptable()
-        await _retrying(connection, lambda: _create_ledger(connection))
-        done = []
-        for migration in await _pending(connection, known):
-            if await _retrying(connection, lambda migration=migration: _up(connection, migration)):
-                done.append(migration)
-        return done
+        await connection.retried(partial(_create_ledger, connection))
+        return [
+            migration
+            for migration in await pending(runner)
+            if await connection.retried(partial(_apply, connection, migration))
+        ]
 
 
 async def rollback(runner: BaseRunner, steps: int = 1, *, wait_sec: float = 600.0) -> list[Migration]:
     """Undo the newest migrations and say which; the shared tables stay, whoever made them."""
-    _outside_a_transaction(runner)
-    known = migrations(runner.driver.driver_name())
-    if not await _applied(runner):
-        return []
+    if steps < 0:
+        raise ValueError(f"cannot go {steps} steps back")
     async with _alone(runner, wait_sec) as connection:
-        recorded = await _recorded(connection)
-        _check(known, recorded)
-        applied = [migration for migration in known if migration.version in recorded and not migration.is_base]
-        undone = applied[::-1][:steps]
-        for migration in undone:
-            await _retrying(connection, lambda migration=migration: _down(connection, migration))
-        return undone
+        applied = [migration for migration, is_applied, _ in await status(runner) if is_applied]
+        newest_first = [migration for migration in reversed(applied) if not migration.is_base][:steps]
+        for migration in newest_first:
+            await connection.retried(partial(_undo, connection, migration))
+        return newest_first
+
+
+async def status(runner: BaseRunner) -> list[MigrationStatus]:
+    """Every migration this code knows, oldest first; SchemaError when the database knows others."""
+    recorded = await _recorded(runner)
+    base_is_there = bool(await _read(runner, _BASE_APPLIED))
+    return [
+        MigrationStatus(
+            migration,
+            is_applied=base_is_there if migration.is_base else migration.version in recorded,
+            applied_at=recorded.get(migration.version),
+        )
+        for migration in _known(runner)
+    ]
 
 
 async def pending(runner: BaseRunner) -> list[Migration]:
     """What `migrate` would apply."""
-    known = migrations(runner.driver.driver_name())
-    applied = await _applied(runner)
-    _check(known, applied)
-    base = bool(await _read(runner, _BASE_APPLIED))
-    return [migration for migration in known if not (base if migration.is_base else migration.version in applied)]
+    return [migration for migration, is_applied, _ in await status(runner) if not is_applied]
 
 
-# Steps, each in a transaction where the database has one.
+def render(kind: str, *, only: Sequence[Migration] | None = None, collation: str | None = None) -> str:
+    """The SQL of all migrations, or `only` of these, for an empty database of a kind in `COLLATIONS`.
+
+    Run by hand, it leaves what `migrate` would leave, with the records of it.
+    """
+    collation = collation or COLLATIONS[kind]
+    parts = [ledger(kind).filled_in(collation)]
+    for migration in migrations(kind) if only is None else only:
+        records = "\n".join(f"{record};" for record in migration.records)
+        body = f"{migration.up.filled_in(collation)}\n\n{records}"
+        if migration.up.in_transaction and kind in ("sqlite", "postgres"):
+            body = f"BEGIN;\n\n{body}\n\nCOMMIT;"
+        parts.append(f"-- {migration}\n\n{body}")
+    return "\n\n".join(parts) + "\n"
+
+
+async def render_pending(runner: BaseRunner) -> str:
+    """The SQL that `migrate` would run on this database; empty when it is up to date."""
+    only = await pending(runner)
+    return render(_kind(runner), only=only, collation=await _collation(runner)) if only else ""
+
+
+# One step each, in a transaction where the database has one.
 
 
 async def _create_ledger(connection: MigrationConnection) -> None:
-    async with connection.step(in_transaction=True):
-        for statement in ledger(connection.kind).statements(await connection.collation()):
+    async with connection.step():
+        for statement in ledger(_kind(connection.runner)).statements(await _collation(connection.runner)):
             await connection.execute(statement)
 
 
-async def _up(connection: MigrationConnection, migration: Migration) -> bool:
+async def _apply(connection: MigrationConnection, migration: Migration) -> bool:
     async with connection.step(in_transaction=migration.up.in_transaction, shared=migration.is_base):
-        if migration.is_base and await connection.rows(_BASE_APPLIED):
-            return False  # Edda was quicker
-        for statement in migration.up.statements(await connection.collation()):
-            await connection.execute(statement)
-        for statement in _record(migration):
+        if migration.is_base and await _read(connection.runner, _BASE_APPLIED):
+            return False  # another framework was quicker
+        log.info("applying migration %s", migration)
+        for statement in [*migration.up.statements(await _collation(connection.runner)), *migration.records]:
             await connection.execute(statement)
     return True
 
 
-async def _down(connection: MigrationConnection, migration: Migration) -> None:
+async def _undo(connection: MigrationConnection, migration: Migration) -> None:
     async with connection.step(in_transaction=migration.down.in_transaction):
-        for statement in migration.down.statements(await connection.collation()):
+        log.info("undoing migration %s", migration)
+        for statement in [*migration.down.statements(await _collation(connection.runner)), migration.forgotten]:
             await connection.execute(statement)
-        await connection.execute(f"DELETE FROM romancy_migrations WHERE version = '{migration.version}'")
-
-
-def _record(migration: Migration) -> list[str]:
-    version = f"'{migration.version}'"
-    ours = (
-        f"INSERT INTO romancy_migrations (version, checksum) SELECT {version}, '{migration.checksum}'"
-        f" WHERE NOT EXISTS (SELECT 1 FROM romancy_migrations WHERE version = {version})"
-    )
-    theirs = (
-        f"INSERT INTO schema_migrations (version) SELECT {version}"
-        f" WHERE NOT EXISTS (SELECT 1 FROM schema_migrations WHERE version = {version})"
-    )
-    return [ours, theirs] if migration.is_base else [ours]
-
-
-async def _retrying(connection: MigrationConnection, step: Any) -> Any:
-    """Run a step again while the database asks for that; it leaves nothing behind that a repetition would mind."""
-    pause = 0.1
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            return await step()
-        except StorageError:
-            raise
-        except Exception as error:
-            if attempt == _ATTEMPTS or not connection.worth_retrying(error):
-                raise
-        await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-        pause = min(2 * pause, _LONGEST_PAUSE_SEC)
-    raise AssertionError("unreachable")
 
 
 @asynccontextmanager
 async def _alone(runner: BaseRunner, wait_sec: float) -> AsyncIterator[MigrationConnection]:
+    if runner.transactions.active():
+        raise TransactionError("the schema cannot be changed inside a transaction")
     connection = _connection(runner, wait_sec)
     try:
         async with connection.alone():
@@ -150,72 +164,70 @@ async def _alone(runner: BaseRunner, wait_sec: float) -> AsyncIterator[Migration
 
 
 def _connection(runner: BaseRunner, wait_sec: float) -> MigrationConnection:
+    # Imported here, because only the client library of the database at hand needs to be installed.
     match runner.driver.driver_name():
         case "sqlite":
             from .on_sqlite import SQLiteMigrationConnection
 
-            return SQLiteMigrationConnection(runner, wait_sec=wait_sec)
+            return SQLiteMigrationConnection(runner, wait_sec)
         case "postgres":
             from .on_postgres import PostgresMigrationConnection
 
-            return PostgresMigrationConnection(runner, wait_sec=wait_sec)
+            return PostgresMigrationConnection(runner, wait_sec)
         case _:
             from .on_mysql import MySQLMigrationConnection
 
-            return MySQLMigrationConnection(runner, wait_sec=wait_sec)
+            return MySQLMigrationConnection(runner, wait_sec)
 
 
-# What has been applied.
+# What is there, read through the storage's own connections: quick when nothing is pending.
 
 
-async def _applied(runner: BaseRunner) -> dict[str, Applied]:
-    return _by_version(await _read(runner, _APPLIED))
+async def _is_behind(runner: BaseRunner) -> bool:
+    recorded = await _recorded(runner)
+    return not all(migration.version in recorded for migration in _known(runner) if not migration.is_base)
 
 
-async def _recorded(connection: MigrationConnection) -> dict[str, Applied]:
-    return _by_version(await connection.rows(_APPLIED))
-
-
-def _by_version(rows: Sequence[Sequence[Any]]) -> dict[str, Applied]:
-    return {row[0]: Applied(*row) for row in rows}
-
-
-async def _pending(connection: MigrationConnection, known: Sequence[Migration]) -> list[Migration]:
-    recorded = await _recorded(connection)
-    _check(known, recorded)
-    base = bool(await connection.rows(_BASE_APPLIED))
-    return [migration for migration in known if not (base if migration.is_base else migration.version in recorded)]
-
-
-def _check(known: Sequence[Migration], applied: Mapping[str, Applied]) -> None:
-    """SchemaError when the database knows migrations that this code does not, or other ones of the same name."""
-    by_version = {migration.version: migration for migration in known}
-    unknown = sorted(applied.keys() - by_version.keys())
+async def _recorded(runner: BaseRunner) -> dict[str, datetime]:
+    """When each of our migrations was applied; SchemaError when one of them is not ours as we know it."""
+    known = {migration.version: migration for migration in _known(runner)}
+    rows = await _read(runner, _RECORDED)
+    unknown = [version for version, _, _ in rows if version not in known]
     if unknown:
         raise SchemaError(
-            f"the database has migrations that this version of romancy does not know: {', '.join(unknown)};"
-            " upgrade romancy here too"
+            f"a newer romancy has migrated this database ({', '.join(unknown)} is unknown here): upgrade this one"
         )
-    for version, record in sorted(applied.items()):
-        if record.checksum != by_version[version].checksum:
+    for version, checksum, _ in rows:
+        if checksum != known[version].checksum:
             raise SchemaError(
-                f"migration {by_version[version]} is not the one that was applied to this database:"
-                f" its checksum is {by_version[version].checksum[:12]}, recorded is {record.checksum[:12]}"
+                f"migration {known[version]} is not the one that was applied to this database: its file has the"
+                f" checksum {known[version].checksum[:12]}…, applied was {checksum[:12]}…"
             )
+    decode = runner.driver.decode_time or (lambda moment: moment)
+    return {version: decode(applied_at) for version, _, applied_at in rows}
+
+
+async def _collation(runner: BaseRunner) -> str:
+    query = _COLLATION.get(runner.driver.driver_name())
+    found = await _read(runner, query) if query else ()
+    return str(found[0][0]) if found else COLLATIONS[_kind(runner)]
 
 
 async def _read(runner: BaseRunner, query: str) -> Sequence[Sequence[Any]]:
-    """Read through the storage's own connections; nothing when the table is not there yet."""
+    """Some rows; none when their table is not there yet."""
 
-    async def migrate(_: None) -> Sequence[Sequence[Any]]:
+    async def read(_: None) -> Sequence[Sequence[Any]]:
         return await NativeQuery[Sequence[Sequence[Any]]](query, (), Want.ALL)
 
     try:
-        return await runner.run(Call(migrate, None, (), {}, Traits(reads=True)))
+        return await runner.run(Call(read, None, (), {}, Traits(reads=True)))
     except SchemaError:
-        return []
+        return ()
 
 
-def _outside_a_transaction(runner: BaseRunner) -> None:
-    if runner.transactions.active():
-        raise TransactionError("the schema cannot be changed inside a transaction")
+def _known(runner: BaseRunner) -> Sequence[Migration]:
+    return migrations(runner.driver.driver_name())
+
+
+def _kind(runner: BaseRunner) -> str:
+    return "mariadb" if getattr(runner.driver, "is_mariadb", False) else runner.driver.driver_name()
