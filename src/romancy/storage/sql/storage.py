@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
 from ..errors import InvalidURLError
 from ..migrations import migrate
+from ..notifications import TOPICS, Listener, PostgresListener, PostgresNotifier
 from ..protocols import Executor, PostCommitCallback
 from ..urls import DatabaseURL, parse_url
 from .checks import check_key
@@ -50,6 +51,10 @@ class SQLStorage(Suspending, History, Outbox, Compensations, Groups, SystemLocks
 
     def db(self) -> BaseRunner:
         return self.runner
+
+    def listen(self, topics: Iterable[str] = TOPICS) -> Listener:
+        """Hear of what becomes visible: ``async with storage.listen() as hints: async for hint in hints: …``"""
+        return Listener(self.runner, topics)
 
     async def __aenter__(self) -> Self:
         await self.runner.open()
@@ -122,13 +127,31 @@ class PostgresStorage(SQLStorage):
         url = _expect("postgres", conn_str)
         from .runners.postgres import PostgresRunner  # asyncpg is an extra
 
-        runner = PostgresRunner(
+        self._postgres = PostgresRunner(
             url,
             pool_size=pool_size,
             transaction_deadline_sec=transaction_deadline_sec,
             prepared_statements=prepared_statements,
         )
-        super().__init__(runner, framework=framework, max_payload_bytes=max_payload_bytes)
+        super().__init__(self._postgres, framework=framework, max_payload_bytes=max_payload_bytes)
+        self._notifier = PostgresNotifier(self._postgres)
+        self._postgres.listeners.append(self._notifier)
+
+    def set_notify_enabled(self, enabled: bool) -> None:
+        """Whether commits of this storage are announced with NOTIFY."""
+        self._notifier.enabled = enabled
+
+    def is_notify_enabled(self) -> bool:
+        """Whether commits of this storage are announced with NOTIFY."""
+        return self._notifier.enabled
+
+    def listen(self, topics: Iterable[str] = TOPICS) -> Listener:
+        """Hear of what becomes visible, in any process."""
+        return PostgresListener(self._postgres, topics)
+
+    async def close(self) -> None:
+        await self._notifier.finish()
+        await super().close()
 
 
 class MySQLStorage(SQLStorage):
