@@ -90,11 +90,26 @@ async def history_of(storage: SQLStorage, instance_id: str) -> list[HistoryEvent
     return (await storage.get_history_paginated(instance_id, 0, 10_000)).events
 
 
+async def tables_of(storage: SQLStorage) -> list[str]:
+    """The names of all tables but those of the migrations."""
+    rows = await storage.conn().fetch_all(_TABLES[storage.runner.driver.driver_name()])
+    return sorted(row[0] for row in rows if row[0] not in _KEPT)
+
+
+async def contents(storage: SQLStorage) -> dict[str, list[str]]:
+    """All rows of all tables, for tests that nothing was written."""
+    conn = storage.conn()
+    return {
+        table: sorted(repr(tuple(row)) for row in await conn.fetch_all(f"SELECT * FROM {table}"))
+        for table in await tables_of(storage)
+    }
+
+
 async def empty(storage: SQLStorage) -> None:
     """Delete all rows but those of the migrations, so that the next test finds a fresh database."""
     conn = storage.conn()
     kind = storage.runner.driver.driver_name()
-    tables = [row[0] for row in await conn.fetch_all(_TABLES[kind]) if row[0] not in _KEPT]
+    tables = await tables_of(storage)
     async with storage.transaction():
         if kind == "postgres":
             await conn.execute(f"TRUNCATE {', '.join(tables)} RESTART IDENTITY CASCADE")
