@@ -69,7 +69,7 @@ class Channels(Ending):
     # appears later can be told from one that was there all along.
     _note_received = sql("""
         INSERT INTO romancy_receipts (instance_id, message_id)
-        SELECT :instance_id, m.id FROM channel_messages m
+        SELECT {text:instance_id}, m.id FROM channel_messages m
          WHERE m.origin IS NULL AND m.id <= :cursor AND m.id > :cursor - 10000 AND m.channel = :channel
            AND NOT EXISTS (
                SELECT 1 FROM romancy_receipts r WHERE r.instance_id = :instance_id AND r.message_id = m.id)""")

@@ -18,7 +18,7 @@ class Compensations(Manager):
     # No unique index: another framework repeats its rows. The instance's row is locked, so two of us cannot both pass.
     _push = sql("""
         INSERT INTO workflow_compensations (instance_id, activity_id, activity_name, args, created_at)
-        SELECT i.instance_id, :activity_id, :activity_name, :args, {now}
+        SELECT i.instance_id, {text:activity_id}, :activity_name, :args, {now}
           FROM workflow_instances i
          WHERE i.instance_id = :instance_id AND NOT EXISTS (
                SELECT 1 FROM workflow_compensations c

@@ -72,6 +72,7 @@ class Driver(ABC):
             "position": lambda argument: self.position(*identifiers(argument)),
             "greatest": lambda argument: self.greatest(*split_arguments(argument)),
             "forever": self.forever,
+            "text": self.text,
             "insertion_order": self.insertion_order,
         }
 
@@ -162,6 +163,10 @@ class Driver(ABC):
     @abstractmethod
     def position(self, needle: str, haystack: str) -> str:
         """Where a text occurs in another, 0 when it does not."""
+
+    def text(self, parameter: str) -> str:
+        """A text parameter in a select list, where its type cannot be seen."""
+        return f":{parameter}"
 
     def forever(self) -> str:
         """A moment that never comes."""

@@ -74,6 +74,9 @@ class PostgresDriver(Driver):
     def position(self, needle: str, haystack: str) -> str:
         return f"strpos({haystack}, {needle})"
 
+    def text(self, parameter: str) -> str:
+        return f":{parameter}::text"
+
     def forever(self) -> str:
         return "TIMESTAMP '9999-12-31 00:00:00'"
 
