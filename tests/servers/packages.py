@@ -52,9 +52,9 @@ def fetch(name: str, *, packages: list[str], programs: list[str], suite: str | N
     PROGRAMS are the executables (patterns below `usr`) that will be run. SUITE is Debian's suite to take the packages
     from; by default they come from the machine's own.
     """
-    cache = _cache_directory()
+    cache = cache_directory()
     home = cache / name
-    with _only_one_process(cache / f"{name}.lock"):
+    with only_one_process(cache / f"{name}.lock"):
         if not home.exists():
             partial = cache / f"{name}.partial"
             shutil.rmtree(partial, ignore_errors=True)
@@ -67,7 +67,7 @@ def fetch(name: str, *, packages: list[str], programs: list[str], suite: str | N
     return home / "usr"
 
 
-def _cache_directory() -> Path:
+def cache_directory() -> Path:
     """Root's servers run as another user, who cannot look into root's home: root caches where everybody can read."""
     if os.getuid() == 0:
         parent = Path("/var/cache")
@@ -84,7 +84,7 @@ def _cache_directory() -> Path:
 
 
 @contextlib.contextmanager
-def _only_one_process(lock: Path) -> Iterator[None]:
+def only_one_process(lock: Path) -> Iterator[None]:
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
