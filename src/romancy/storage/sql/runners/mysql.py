@@ -156,7 +156,7 @@ class MySQLRunner(ServerRunner):
             return Trouble.CONFLICT
         if code in _LOST or isinstance(error, OSError | TimeoutError | my.InterfaceError | my.InternalError):
             return Trouble.LOST
-        return Trouble.REFUSED
+        return Trouble.MISUSE if isinstance(error, ValueError | TypeError) else Trouble.REFUSED
 
     def translate(self, error: BaseException) -> StorageError:
         if isinstance(error, _Unreachable):

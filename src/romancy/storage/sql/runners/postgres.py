@@ -139,9 +139,13 @@ class PostgresRunner(ServerRunner):
             return Trouble.UNREACHABLE if error.worth_retrying else Trouble.REFUSED
         if isinstance(error, _CONFLICTS):
             return Trouble.CONFLICT
-        if isinstance(error, asyncpg.DataError):
-            return Trouble.REFUSED
-        return Trouble.LOST if isinstance(error, _LOST) else Trouble.REFUSED
+        if isinstance(error, asyncpg.InterfaceError) and "server expects" in str(error):
+            return (
+                Trouble.REFUSED
+            )  # a number of arguments; the other InterfaceErrors are lost connections
+        if isinstance(error, _LOST):
+            return Trouble.LOST
+        return Trouble.MISUSE if isinstance(error, ValueError | TypeError) else Trouble.REFUSED
 
     def translate(self, error: BaseException) -> StorageError:
         if isinstance(error, _Unreachable):

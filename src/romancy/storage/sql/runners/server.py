@@ -47,6 +47,7 @@ class Trouble(Enum):
     LOST = "the connection is gone, and with it the knowledge of what happened"
     UNREACHABLE = "there was no connection to begin with"
     REFUSED = "the statement itself was refused"
+    MISUSE = "not the database's: an argument is wrong, and the caller is told so in the same words everywhere"
 
 
 class Connection(ABC):
@@ -271,6 +272,8 @@ class ServerRunner(BaseRunner):
                 failure, kind = unsafe.error, Trouble.LOST
             except Exception as error:
                 failure, kind = error, self.trouble(error)
+                if kind is Trouble.MISUSE:
+                    raise
             if kind is Trouble.REFUSED or attempt == _ATTEMPTS:
                 raise self._final(failure, kind) from failure
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
@@ -406,9 +409,10 @@ class _Interactive:
         await self._connection.control("SAVEPOINT operation")
         try:
             result = await self._drive(call, hints)
-        except StorageError:
-            await self._connection.control("ROLLBACK TO SAVEPOINT operation")
-            await self._connection.control("RELEASE SAVEPOINT operation")
+        except Exception as error:
+            if isinstance(error, StorageError) or self._runner.trouble(error) is Trouble.MISUSE:
+                await self._connection.control("ROLLBACK TO SAVEPOINT operation")
+                await self._connection.control("RELEASE SAVEPOINT operation")
             raise
         await self._connection.control("RELEASE SAVEPOINT operation")
         return result
@@ -458,6 +462,8 @@ class _Interactive:
             if self._over is not None:
                 raise self._over from error
             kind = self._runner.trouble(error)
+            if kind is Trouble.MISUSE:
+                raise
             failure = self._runner._final(error, kind)
             # PostgreSQL refuses everything after an error, MySQL has rolled back after a deadlock: neither can go on.
             self._over = failure
