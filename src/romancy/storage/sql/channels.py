@@ -111,6 +111,7 @@ class Channels(Ending):
         """
         SELECT {message_columns}
           FROM channel_subscriptions s {with_cursor}
+          JOIN workflow_instances i ON i.instance_id = s.instance_id
           JOIN channel_messages m ON m.channel = s.channel
          WHERE s.instance_id = :instance_id AND s.channel = :channel AND {pending}
          ORDER BY m.id LIMIT :limit""",

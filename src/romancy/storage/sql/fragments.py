@@ -49,9 +49,12 @@ FRAGMENTS.update(
         SELECT 1 FROM channel_message_claims k JOIN workflow_instances o ON o.instance_id = k.instance_id
          WHERE k.message_id = m.message_id AND k.instance_id <> s.instance_id AND o.status NOT IN {finished})""",
     received="EXISTS (SELECT 1 FROM romancy_receipts r WHERE r.instance_id = s.instance_id AND r.message_id = m.id)",
+    # A lower id of another framework may appear late. Our receivers have receipts to tell it from what they know already;
+    # the others' receivers have only their cursor.
     pending="""(
         (s.mode = 'broadcast' AND m.id > {cursor})
-        OR (s.mode = 'broadcast' AND m.origin IS NULL AND m.id > {cursor} - 10000 AND NOT {received})
+        OR (s.mode = 'broadcast' AND m.origin IS NULL AND m.id > {cursor} - 10000 AND NOT {received}
+            AND i.framework NOT IN ('python', 'go'))
         OR (s.mode = 'competing' AND NOT {claimed_by_another}))""",
     instance_columns=columns(WorkflowInstance, "i", locked_by="NULLIF(i.locked_by, '')"),
     listed_columns=columns(
