@@ -157,11 +157,17 @@ class InstanceManager(Protocol):
         """Running or compensating instances whose lock is free, longest runnable first."""
 
     async def suspend(
-        self, instance_id: str, waits: Sequence[Wait], *, lock: Lock, keep_lock: bool = False
+        self,
+        instance_id: str,
+        waits: Sequence[Wait],
+        *,
+        lock: Lock,
+        keep_lock: bool = False,
+        withdrawn: Sequence[str] = (),
     ) -> list[HistoryEvent]:
         """Record and return what is due already; if nothing is, register all waits and release the lock.
 
-        With ``keep_lock=True`` only record what is due.
+        With ``keep_lock=True`` only record what is due. Waits of the steps `withdrawn` are forgotten first.
         """
 
     async def park(
@@ -190,6 +196,17 @@ class LockManager(Protocol):
 
         A `lock_timeout_seconds` set on the instance beats `timeout_sec`.
         """
+
+    async def claim_resumable_workflows(
+        self,
+        worker_id: str,
+        timeout_sec: float,
+        limit: int = 100,
+        *,
+        workflow_names: Sequence[str] | None = None,
+        owner_service: str | None = None,
+    ) -> list[tuple[WorkflowInstance, Lock]]:
+        """Find what can be picked up and take its locks, in one transaction: what two workers claim never overlaps."""
 
     async def release_lock(self, instance_id: str, worker_id: str, *, lock: Lock | None = None) -> None:
         """Give the lock back; nothing happens unless it is the live acquisition."""
@@ -232,6 +249,9 @@ class HistoryManager(Protocol):
 
     async def get_history_paginated(self, instance_id: str, after_id: int = 0, limit: int = 100) -> HistoryPage:
         """Steps with an id above `after_id`, in order."""
+
+    async def get_history_event(self, instance_id: str, activity_id: str) -> HistoryEvent | None:
+        """The record of one step, or None."""
 
     async def get_history_count(self, instance_id: str) -> int:
         """How many steps are recorded."""

@@ -121,6 +121,11 @@ class History(Manager):
         events = await self._page.all(instance_id=instance_id, after_id=after_id, limit=wanted + 1)
         return HistoryPage(events[:wanted], has_more=len(events) > wanted)
 
+    @operation(reads=True, by_key=True)
+    async def get_history_event(self, instance_id: str, activity_id: str) -> HistoryEvent | None:
+        check_key("activity_id", activity_id)
+        return await self._recorded_step.one(instance_id=check_key("instance_id", instance_id), activity_id=activity_id)
+
     @operation(reads=True)
     async def get_history_count(self, instance_id: str) -> int:
         check_key("instance_id", instance_id)

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from ..errors import LockLostError
-from ..models import Lock, StaleWorkflowInfo, WorkflowStatus
+from ..models import Lock, StaleWorkflowInfo, WorkflowInstance, WorkflowStatus
 from .checks import check_key, page_size, positive
 from .instances import Instances
 from .operation import operation
@@ -88,6 +88,43 @@ class Locks(Instances):
             instance_id=instance_id, worker_id=worker_id, token=lock.token, expires_at=lock.expires_at
         )
         return lock
+
+    _claimable = sql(
+        """
+        SELECT {instance_columns} FROM workflow_instances i
+         WHERE {ours} AND i.status IN {runnable} AND {lock_is_free} AND {not_parked}
+         ORDER BY i.runnable_since, i.instance_id LIMIT :limit {for_update_skip_locked}""",
+        row=WorkflowInstance,
+    )
+
+    @operation(undo="_give_back_claims")
+    async def claim_resumable_workflows(
+        self,
+        worker_id: str,
+        timeout_sec: float,
+        limit: int = 100,
+        *,
+        workflow_names: Sequence[str] | None = None,
+        owner_service: str | None = None,
+    ) -> list[tuple[WorkflowInstance, Lock]]:
+        check_key("worker_id", worker_id)
+        positive("timeout_sec", timeout_sec)
+        found = await self._claimable.all(limit=page_size(limit), **self._ours(workflow_names, owner_service))
+        now = await self._now() if found else None
+        claims: list[tuple[WorkflowInstance, Lock]] = []
+        for instance in found:
+            assert now is not None, "asked above"
+            expires_at = now + timedelta(seconds=instance.lock_timeout_seconds or timeout_sec)
+            lock = Lock(instance.instance_id, instance.lock_token + 1, worker_id, expires_at, instance.status)
+            await self._acquire.run(
+                instance_id=lock.instance_id, worker_id=worker_id, token=lock.token, expires_at=expires_at
+            )
+            claims.append((instance, lock))
+        return claims
+
+    async def _give_back_claims(self, claims: list[tuple[WorkflowInstance, Lock]]) -> None:
+        for _, lock in claims:
+            await self._give_back_created(lock)
 
     async def _give_back_lock(self, lock: Lock | None) -> None:
         await self._give_back_created(lock)

@@ -47,12 +47,20 @@ class Suspending(Delivery, Archive):
 
     @operation
     async def suspend(
-        self, instance_id: str, waits: Sequence[Wait], *, lock: Lock, keep_lock: bool = False
+        self,
+        instance_id: str,
+        waits: Sequence[Wait],
+        *,
+        lock: Lock,
+        keep_lock: bool = False,
+        withdrawn: Sequence[str] = (),
     ) -> list[HistoryEvent]:
         check_waits(instance_id, waits)
         # Awaited instances before our own: whatever finishes one locks it first, and then those that wait for it.
         awaited = await self._statuses([wait.instance_id for wait in waits if isinstance(wait, InstanceWait)])
         self._must_run(instance_id, await self._hold_instance(instance_id, lock))
+        for activity_id in withdrawn:
+            await self._withdraw(instance_id, activity_id)
         due: dict[Wait, HistoryEvent] = {}
         for wait in sorted(waits, key=by_channel):
             event = await self._due_now(instance_id, wait, awaited)
@@ -63,6 +71,12 @@ class Suspending(Delivery, Archive):
                 await self._register(instance_id, wait)
             await self._suspend_instance.run(instance_id=instance_id, status=waiting_status(waits))
         return [due[wait] for wait in waits if wait in due]
+
+    async def _withdraw(self, instance_id: str, activity_id: str) -> None:
+        """Forget the waits of one step."""
+        await self._remove_timer.run(instance_id=instance_id, timer_id=activity_id)
+        await self._forget_wait.run(instance_id=instance_id, activity_id=activity_id)
+        await self._forget_instance_wait.run(instance_id=instance_id, activity_id=activity_id)
 
     async def _statuses(self, instance_ids: list[str]) -> dict[str, WorkflowStatus]:
         """Keep these instances from finishing until commit; their statuses."""
