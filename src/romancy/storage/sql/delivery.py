@@ -113,6 +113,12 @@ class Delivery(Channels, Timers):
         INSERT INTO romancy_receipts (instance_id, message_id) VALUES (:instance_id, :message_id)
         {on_conflict_do_nothing:instance_id, message_id}""")
 
+    # Not FOR NO KEY UPDATE: that would let the claim of another framework pass.
+    _lock_message = sql(
+        "SELECT id FROM channel_messages WHERE id = :message_id {for_update}",
+        postgres="SELECT id FROM channel_messages WHERE id = :message_id FOR UPDATE",
+    )
+
     _waiting_subscribers = sql(
         """
         SELECT instance_id, channel, mode, id, cursor_message_id, activity_id, timeout_at, subscribed_at FROM (
@@ -262,12 +268,23 @@ class Delivery(Channels, Timers):
             await self._forget_wait.run(instance_id=instance_id, activity_id=activity_id)
             return recorded
         await self._hold_channel(channel, share=subscription.mode is not ChannelMode.COMPETING)
-        message = await self._next_message(instance_id, channel)
+        message = await self._next_message(instance_id, channel, subscription.mode)
         if message is None:
             return None
         return await self._deliver(instance_id, activity_id, message, subscription.mode, self.framework)
 
-    async def _next_message(self, instance_id: str, channel: str) -> ChannelMessage | None:
+    async def _next_message(self, instance_id: str, channel: str, mode: ChannelMode) -> ChannelMessage | None:
+        message = await self._oldest_pending(instance_id, channel)
+        if mode is ChannelMode.COMPETING:
+            # Other frameworks take messages without our channel lock: only behind the message's own lock is it ours.
+            locked = None
+            while message is not None and message.id != locked:
+                locked = message.id
+                await self._lock_message.one(message_id=locked)
+                message = await self._oldest_pending(instance_id, channel)
+        return message
+
+    async def _oldest_pending(self, instance_id: str, channel: str) -> ChannelMessage | None:
         pending = await self._pending_messages.all(instance_id=instance_id, channel=channel, limit=1)
         return pending[0] if pending else None
 
@@ -342,7 +359,7 @@ class Delivery(Channels, Timers):
             return None
         if subscription.mode is ChannelMode.COMPETING:
             await self._hold_channel(channel)
-        message = await self._next_message(instance_id, channel)
+        message = await self._next_message(instance_id, channel, subscription.mode)
         if message is None or not can_read(message, framework):
             return None
         await self._deliver(instance_id, activity_id, message, subscription.mode, framework)
