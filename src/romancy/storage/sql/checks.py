@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from ..errors import InvalidJSONError, InvalidKeyError, PayloadTooLargeError
@@ -37,6 +39,20 @@ def check_optional_key(what: str, key: str | None, longest: int = LONGEST_KEY) -
 def check_label(what: str, label: str, longest: int = LONGEST_KEY) -> str:
     """Like a key, but it may be empty."""
     return label if label == "" else check_key(what, label, longest)
+
+
+def can_be_stored(text: str) -> bool:
+    """Whether a text to look for can be in a database at all: Unicode without NUL."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text
+
+
+def findable(names: Iterable[str]) -> list[str]:
+    """Those of the names that can be in a database at all."""
+    return [name for name in names if can_be_stored(name)]
 
 
 def plain_text(text: str) -> str:

@@ -30,11 +30,13 @@ from ..models import (
     WorkflowStatus,
 )
 from .checks import (
+    can_be_stored,
     check_json,
     check_key,
     check_label,
     check_optional_json,
     check_optional_key,
+    findable,
     page_size,
     plain_text,
     positive,
@@ -288,11 +290,14 @@ class Instances(Ending):
             return driver.placeholder(len(arguments))
 
         def contains(column: str, text: str) -> None:
+            if not can_be_stored(text):
+                conditions.append("1 = 0")
+                return
             needle = driver.ascii_lower(f"CAST({given(text)} AS {driver.text_type})")
             conditions.append(driver.position(needle, driver.ascii_lower(column)) + " > 0")
 
         if not isinstance(framework, AnyFramework):
-            conditions.append(f"i.framework = {given(framework)}")
+            conditions.append(f"i.framework = {given(check_key('framework', framework))}")
         if options.status_filter is not None:
             conditions.append(f"i.status = {given(str(WorkflowStatus(options.status_filter)))}")
         if options.workflow_name_filter:
@@ -334,8 +339,8 @@ class Instances(Ending):
         """The parameters of ``{ours}``: what a poll may see."""
         return {
             "framework": self.framework,
-            "workflow_names": None if workflow_names is None else list(workflow_names),
-            "owners": None if owner_service is None else [owner_service],
+            "workflow_names": None if workflow_names is None else findable(workflow_names),
+            "owners": None if owner_service is None else findable([owner_service]),
         }
 
     @operation
@@ -385,9 +390,12 @@ def read_page_token(token: str) -> tuple[datetime, str]:
     """Take a page token apart; a time without a zone is UTC."""
     moment, separator, instance_id = token.partition("||")
     try:
-        if not separator or not instance_id:
+        if not separator:
             raise ValueError("there is no ||INSTANCE_ID")
+        check_key("instance_id", instance_id)
         started_at = datetime.fromisoformat(moment)
-    except ValueError as error:
+        return (
+            started_at.replace(tzinfo=UTC) if started_at.tzinfo is None else started_at.astimezone(UTC)
+        ), instance_id
+    except (ValueError, OverflowError) as error:
         raise InvalidPageTokenError(f"not a page token (ISO_DATETIME||INSTANCE_ID): {token!r}: {error}") from error
-    return (started_at.replace(tzinfo=UTC) if started_at.tzinfo is None else started_at), instance_id

@@ -34,7 +34,10 @@ def utc_naive(moment: datetime) -> datetime:
     """UTC wall-clock time without a zone, as the shared tables keep it."""
     if moment.tzinfo is None:
         raise ValueError(f"a time must know its zone: {moment!r}")
-    return moment.astimezone(UTC).replace(tzinfo=None)
+    try:
+        return moment.astimezone(UTC).replace(tzinfo=None)
+    except OverflowError as error:
+        raise ValueError(f"a time must be within the years 1 to 9999 of UTC: {moment!r}") from error
 
 
 class Driver(ABC):
