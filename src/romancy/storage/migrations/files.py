@@ -87,6 +87,9 @@ class Migration(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         return f"{self.version}_{self.name}"
 
+    def __repr__(self) -> str:
+        return f"<Migration {self}>"
+
 
 def _insert(table: str, *, version: str, **values: str) -> str:
     columns = ", ".join(("version", *values))

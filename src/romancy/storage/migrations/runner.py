@@ -27,7 +27,7 @@ _RECORDED = "SELECT version, checksum, applied_at FROM romancy_migrations ORDER 
 _BASE_APPLIED = f"SELECT version FROM schema_migrations WHERE version = '{BASE}'"
 
 # On an adopted database our tables get the collation of the instances that are there: foreign keys demand it on MySQL,
-# and PostgreSQL cannot even compare two columns of different collations in a join.
+# and on PostgreSQL no index serves a join of two collations.
 _COLLATION = {
     "postgres": """
         SELECT quote_ident(nspname) || '.' || quote_ident(collname) FROM pg_attribute

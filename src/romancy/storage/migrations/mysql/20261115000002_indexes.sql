@@ -4,6 +4,7 @@
 -- migrate:up
 
 CREATE INDEX romancy_instances_newest ON workflow_instances (framework, started_at, instance_id); -- list_instances: the newest page
+CREATE INDEX romancy_instances_newest_any ON workflow_instances (started_at, instance_id); -- list_instances(framework=ANY)
 CREATE INDEX romancy_instances_by_status ON workflow_instances (framework, status, started_at, instance_id); -- list_instances by status; cleanup_stale_locks over the unfinished
 CREATE INDEX romancy_instances_runnable ON workflow_instances (framework, status, runnable_since); -- find_resumable_workflows
 CREATE INDEX romancy_instances_finished ON workflow_instances (framework, finished_at); -- delete_finished_instances
@@ -24,6 +25,7 @@ CREATE INDEX romancy_instance_waits_awaited ON romancy_instance_waits (awaited_i
 -- migrate:down
 
 DROP INDEX romancy_instances_newest ON workflow_instances;
+DROP INDEX romancy_instances_newest_any ON workflow_instances;
 DROP INDEX romancy_instances_by_status ON workflow_instances;
 DROP INDEX romancy_instances_runnable ON workflow_instances;
 DROP INDEX romancy_instances_finished ON workflow_instances;

@@ -22,7 +22,7 @@ ALTER TABLE channel_messages ADD COLUMN origin TEXT;
 CREATE TABLE romancy_channels (
     channel TEXT NOT NULL PRIMARY KEY,
     unsettled_since TEXT
-);
+) WITHOUT ROWID;
 
 -- Our receivers wait here and not in channel_subscriptions, where another framework would deliver to them.
 CREATE TABLE romancy_channel_waits (
@@ -52,13 +52,13 @@ CREATE TABLE romancy_receipts (
     message_id INTEGER NOT NULL,
     PRIMARY KEY (instance_id, message_id),
     FOREIGN KEY (instance_id) REFERENCES workflow_instances (instance_id) ON DELETE CASCADE
-);
+) WITHOUT ROWID;
 
 -- How far the sweep over other frameworks' messages has come.
 CREATE TABLE romancy_marks (
     name TEXT NOT NULL PRIMARY KEY,
     value INTEGER NOT NULL
-);
+) WITHOUT ROWID;
 
 -- migrate:down
 
