@@ -394,8 +394,8 @@ def read_page_token(token: str) -> tuple[datetime, str]:
             raise ValueError("there is no ||INSTANCE_ID")
         check_key("instance_id", instance_id)
         started_at = datetime.fromisoformat(moment)
-        return (
-            started_at.replace(tzinfo=UTC) if started_at.tzinfo is None else started_at.astimezone(UTC)
-        ), instance_id
+        if started_at.tzinfo is None:
+            started_at = started_at.replace(tzinfo=UTC)
+        return started_at.astimezone(UTC), instance_id
     except (ValueError, OverflowError) as error:
         raise InvalidPageTokenError(f"not a page token (ISO_DATETIME||INSTANCE_ID): {token!r}: {error}") from error
