@@ -37,6 +37,10 @@ class Suspending(Delivery, Archive):
         VALUES (:instance_id, :activity_id, :awaited_id)
         {on_conflict_do_nothing:instance_id, activity_id}""")
 
+    _forget_timers_of = sql("""
+        DELETE FROM workflow_timer_subscriptions
+         WHERE instance_id = :instance_id AND COALESCE(activity_id, timer_id) = :activity_id""")
+
     _forget_compensations = sql("DELETE FROM workflow_compensations WHERE instance_id = :instance_id")
 
     _start_over = sql("""
@@ -74,7 +78,7 @@ class Suspending(Delivery, Archive):
 
     async def _withdraw(self, instance_id: str, activity_id: str) -> None:
         """Forget the waits of one step."""
-        await self._remove_timer.run(instance_id=instance_id, timer_id=activity_id)
+        await self._forget_timers_of.run(instance_id=instance_id, activity_id=activity_id)
         await self._forget_wait.run(instance_id=instance_id, activity_id=activity_id)
         await self._forget_instance_wait.run(instance_id=instance_id, activity_id=activity_id)
 
