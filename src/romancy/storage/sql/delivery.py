@@ -113,10 +113,11 @@ class Delivery(Channels, Timers):
         INSERT INTO romancy_receipts (instance_id, message_id) VALUES (:instance_id, :message_id)
         {on_conflict_do_nothing:instance_id, message_id}""")
 
-    # Not FOR NO KEY UPDATE: that would let the claim of another framework pass.
+    # What keeps another framework's claim out: its foreign key locks the index of message_id (InnoDB, which would let it
+    # pass if we came by id) and conflicts with FOR UPDATE only (PostgreSQL).
     _lock_message = sql(
-        "SELECT id FROM channel_messages WHERE id = :message_id {for_update}",
-        postgres="SELECT id FROM channel_messages WHERE id = :message_id FOR UPDATE",
+        "SELECT id FROM channel_messages WHERE message_id = :message_name {for_update}",
+        postgres="SELECT id FROM channel_messages WHERE message_id = :message_name FOR UPDATE",
     )
 
     _waiting_subscribers = sql(
@@ -278,9 +279,9 @@ class Delivery(Channels, Timers):
         if mode is ChannelMode.COMPETING:
             # Other frameworks take messages without our channel lock: only behind the message's own lock is it ours.
             locked = None
-            while message is not None and message.id != locked:
-                locked = message.id
-                await self._lock_message.one(message_id=locked)
+            while message is not None and message.message_id != locked:
+                locked = message.message_id
+                await self._lock_message.one(message_name=locked)
                 message = await self._oldest_pending(instance_id, channel)
         return message
 
