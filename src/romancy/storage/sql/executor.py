@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from datetime import datetime
 from typing import Any
 
+from ..errors import TransactionError
 from ..protocols import Row
 from .operation import Call, Traits
 from .runners.runner import BaseRunner
-from .statement import NativeQuery, Query, Statement, Want, render
+from .statement import PARAMETER, NativeQuery, Query, Want
 
 _TRAITS = Traits(autocommit=True)
+
+# Outside a transaction the statement shares one with other callers (SQLite), or leaves its connection to them.
+_TRANSACTION_CONTROL = re.compile(r"\s*(BEGIN|START|COMMIT|END|ABORT|ROLLBACK|SAVEPOINT|RELEASE)\b", re.IGNORECASE)
 
 
 async def _ask(query: Query[Any]) -> Any:
@@ -38,12 +44,21 @@ class SQLExecutor:
         return await self._run(query, args, named, Want.VALUE)
 
     async def _run(self, query: str, args: tuple[Any, ...], named: dict[str, Any], want: Want) -> Any:
-        if named:
-            if args:
-                raise TypeError("give positional or named arguments, not both")
-            rendered = render(Statement(query.replace("{", "{{").replace("}", "}}")), self._runner.driver)
-            text = rendered.text.replace("{{", "{").replace("}}", "}")
-            native: NativeQuery[Any] = NativeQuery(text, rendered.bind(named), want)
-        else:
-            native = NativeQuery(query, args, want)
+        if _TRANSACTION_CONTROL.match(query):
+            raise TransactionError(
+                f"transactions are opened and ended by storage.transaction(), not by {query.strip()!r}"
+            )
+        native = self._named(query, named, want) if named else NativeQuery[Any](query, args, want)
+        if named and args:
+            raise TypeError("give positional or named arguments, not both")
         return await self._runner.run(Call(_ask, native, (), {}, _TRAITS))
+
+    def _named(self, query: str, named: dict[str, Any], want: Want) -> NativeQuery[Any]:
+        driver = self._runner.driver
+        text, binders = driver.bind_names(query, PARAMETER, set())
+        missing = [name for name, _ in binders if name not in named]
+        if missing:
+            raise TypeError(f"the query has no value for {', '.join(missing)}")
+        values = [named[name] for name, _ in binders]
+        encoded = [driver.encode_time(value) if isinstance(value, datetime) else value for value in values]
+        return NativeQuery(text, encoded, want)

@@ -164,7 +164,7 @@ class Rendered:
 
 
 _HOOK = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
-_PARAMETER = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)")
+PARAMETER = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)")
 
 
 def render(statement: Statement[Any], driver: Driver) -> Rendered:
@@ -174,7 +174,7 @@ def render(statement: Statement[Any], driver: Driver) -> Rendered:
     lists: set[str] = set()
 
     text = expand_hooks(text, driver, lists)
-    text, binders = driver.bind_names(text, _PARAMETER, lists)
+    text, binders = driver.bind_names(text, PARAMETER, lists)
     decode = None if statement.row is None else row_decoder(statement.row, driver)
     return Rendered(statement.name, text.strip(), binders, duplicate_is_nothing=duplicate_is_nothing, decode=decode)
 
