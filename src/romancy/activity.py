@@ -1,0 +1,243 @@
+"""Activities: the steps that touch the world. At least once, recorded exactly once.
+
+    @activity(retry=Retry(max_attempts=5), compensate=refund)
+    async def charge(order_id: str, amount: int) -> Receipt: ...
+
+In a workflow's body, awaiting one is a durable step; anywhere else it just runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import traceback
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+
+import msgspec
+
+from .compensation import compensation_args, compensator_name
+from .engine.ambient import CURRENT_ACTIVITY, CURRENT_RUN, ActivityContext, current_activity
+from .engine.run import Run
+from .engine.steps import Kind, Step
+from .retry import DEFAULT_RETRY, Retry
+from .serialization import Signature, StoredError, encode
+from .storage import CompensationEntry, HistoryEvent, HistoryEventType
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SHORT_PAUSE_SEC = 5.0
+"""Up to this, a pause between two attempts is waited out in memory; a longer one is a durable timer."""
+
+_FORBIDDEN = "#/:"
+
+
+def check_name(name: str) -> str:
+    """A name that can be part of a step's id."""
+    if not name or any(sign in name for sign in _FORBIDDEN):
+        raise ValueError(f"a name must not be empty or contain any of {_FORBIDDEN!r}: {name!r}")
+    return name
+
+
+class Activity(Generic[P, T]):
+    """A function that a workflow calls as a durable step."""
+
+    def __init__(
+        self,
+        function: Callable[P, Any],
+        *,
+        name: str | None = None,
+        retry: Retry = DEFAULT_RETRY,
+        timeout: timedelta | float | None = None,
+        transactional: bool = False,
+        compensate: Callable[..., Any] | None = None,
+    ) -> None:
+        self.fn = function
+        self.name = check_name(name or str(getattr(function, "__name__", "")))
+        self.retry = retry
+        self.timeout_sec = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        self.transactional = transactional
+        self.compensate = compensate
+        self._is_async = inspect.iscoroutinefunction(function)
+        if transactional and not self._is_async:
+            raise TypeError(
+                f"{self.name}: transactional=True needs an async function; a thread cannot join the transaction"
+            )
+        self.signature = Signature(function, self.name)
+        self._compensator = None if compensate is None else compensator_name(compensate)
+        self.__doc__ = function.__doc__
+        self.__name__ = self.name
+
+    def __repr__(self) -> str:
+        return f"<activity {self.name}>"
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        run = CURRENT_RUN.get()
+        if run is None:
+            return cast(T, await self._invoke(args, kwargs))
+        return cast(T, await self._ask(run, args, kwargs))
+
+    async def _invoke(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._is_async:
+            return await self.fn(*args, **kwargs)
+        return await asyncio.to_thread(self.fn, *args, **kwargs)
+
+    async def _ask(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        step = run.ask(
+            Kind.ACTIVITY,
+            self.name,
+            input_json=self.signature.encode_arguments(args, kwargs),
+            decode=self.signature.decode_result,
+        )
+        step.perform = lambda: self._perform(run, step)
+        return await step.future
+
+    # Live, on the worker's own loop.
+
+    async def _perform(self, run: Run, step: Step) -> None:
+        """Attempt until there is an outcome, or until the pause before the next attempt is a long one."""
+        noted = run.attempts.get(step.id)
+        attempt = noted.failed + 1 if noted else 1
+        first_at = noted.first_at if noted and noted.first_at else run.now()
+        if noted and noted.retry_at is not None and not await self._pause(run, step, attempt - 1, noted.retry_at):
+            return
+        await self._register_compensation(run, step)
+        while True:
+            error = await self._attempt(run, step, attempt)
+            if error is None:
+                return
+            if not self.retry.allows(error, attempt, (run.now() - first_at).total_seconds()):
+                await run.record(self._failed(run, step, error))
+                return
+            retry_at = run.now() + timedelta(seconds=self.retry.pause_sec(attempt))
+            await run.record(self._failed(run, step, error, attempt=attempt, retry_at=retry_at.isoformat()))
+            if not await self._pause(run, step, attempt, retry_at):
+                return
+            attempt += 1
+
+    @staticmethod
+    async def _pause(run: Run, step: Step, attempt: int, until: Any) -> bool:
+        """Wait in memory if that is short; else False, and a durable timer goes on with the step."""
+        seconds = (until - run.now()).total_seconds()
+        if seconds > SHORT_PAUSE_SEC:
+            run.pause(step, attempt, until)
+            return False
+        await asyncio.sleep(max(0.0, seconds))
+        return True
+
+    async def _register_compensation(self, run: Run, step: Step) -> None:
+        """Before the first attempt: an effect must never be left without its compensation."""
+        if self._compensator is not None:
+            entry = CompensationEntry(
+                instance_id=run.instance_id,
+                activity_id=step.id,
+                activity_name=self._compensator,
+                args=compensation_args(self._compensator, step.input_json),
+            )
+            await run.storage.add_compensation(entry, lock=run.lock)
+
+    async def _attempt(self, run: Run, step: Step, attempt: int) -> Exception | None:
+        """Try once and record success; the error otherwise."""
+        context = ActivityContext(run.storage, run.instance_id, step.id, attempt, self.transactional)
+        token = CURRENT_ACTIVITY.set(context)
+        try:
+            if self.transactional:
+                await run.in_turn(lambda: self._in_transaction(run, step, context))
+            else:
+                result = self.signature.encode_result(await self._timed(step))
+                await self._record_result(run, step, result, context)
+        except RecordingFailed as failed:
+            raise failed.error from None
+        except Exception as error:
+            return error
+        finally:
+            CURRENT_ACTIVITY.reset(token)
+        return None
+
+    async def _timed(self, step: Step) -> Any:
+        call = self.signature.decode_arguments(step.input_json)
+        async with asyncio.timeout(self.timeout_sec):
+            return await self._invoke(call.args, call.kwargs)
+
+    async def _in_transaction(self, run: Run, step: Step, context: ActivityContext) -> HistoryEvent:
+        """The user's SQL, its outbox events and the history row: one transaction."""
+        async with run.storage.transaction():
+            result = self.signature.encode_result(await self._timed(step))
+            return await self._write(run, step, result, context)
+
+    async def _record_result(self, run: Run, step: Step, result: str, context: ActivityContext) -> None:
+        try:
+            if not context.emitted:
+                await run.record(self._completed(run, step, result))
+                return
+
+            async def write() -> HistoryEvent:
+                async with run.storage.transaction():
+                    return await self._write(run, step, result, context)
+
+            await run.in_turn(write)
+        except Exception as error:
+            raise RecordingFailed(error) from error
+
+    async def _write(self, run: Run, step: Step, result: str, context: ActivityContext) -> HistoryEvent:
+        for event in context.emitted:
+            await run.storage.add_outbox_event(event)
+        completed = self._completed(run, step, result)
+        appended = await run.storage.append_history(completed, lock=run.lock)
+        return msgspec.structs.replace(completed, id=appended.id)
+
+    def _completed(self, run: Run, step: Step, result: str) -> HistoryEvent:
+        data = (
+            f'{{"activity_name": {encode(self.name, "a name")}, "result": {result},'
+            f' "input": {{"args": [], "kwargs": {step.input_json}}}, "input_hash": "{step.input_hash}"}}'
+        )
+        return run.event(step.id, HistoryEventType.ACTIVITY_COMPLETED, data)
+
+    def _failed(
+        self, run: Run, step: Step, error: Exception, *, attempt: int | None = None, **details: Any
+    ) -> HistoryEvent:
+        stored = StoredError.of(error, "".join(traceback.format_exception(error, limit=-10)))
+        data = {
+            **msgspec.structs.asdict(stored),
+            "activity_name": self.name,
+            "input": {"args": [], "kwargs": msgspec.Raw(step.input_json.encode())},
+            "input_hash": step.input_hash,
+            **details,
+        }
+        step_id = step.id if attempt is None else f"{step.id}#{attempt}"
+        return run.event(step_id, HistoryEventType.ACTIVITY_FAILED, encode(data, "an activity's error"))
+
+
+class RecordingFailed(Exception):
+    """The activity succeeded, and its result could not be recorded: not the activity's failure."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@overload
+def activity(function: Callable[P, Coroutine[Any, Any, T]], /) -> Activity[P, T]: ...
+@overload
+def activity(function: Callable[P, T], /) -> Activity[P, T]: ...
+@overload
+def activity(
+    *,
+    name: str | None = None,
+    retry: Retry = DEFAULT_RETRY,
+    timeout: timedelta | float | None = None,
+    transactional: bool = False,
+    compensate: Callable[..., Any] | None = None,
+) -> Callable[[Callable[P, Any]], Activity[P, Any]]: ...
+def activity(function: Any = None, /, **options: Any) -> Any:
+    """Make a function, async or sync, a durable step of workflows."""
+    if function is not None:
+        return Activity(function, **options)
+    return lambda decorated: Activity(decorated, **options)
+
+
+def activity_context() -> ActivityContext:
+    """The step that the running activity is: instance, attempt, idempotency key."""
+    return current_activity("activity_context")

@@ -1,0 +1,241 @@
+"""The app: a database, some workflows, and (unless it is only a client) a worker that runs them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, cast
+from uuid import uuid4
+
+import msgspec
+
+from .channels import DIRECT, metadata_text, payload
+from .errors import (
+    DuplicateNameError,
+    UnknownWorkflowError,
+    WorkflowCancelledError,
+    WorkflowFailedError,
+    WorkflowMismatchError,
+)
+from .notices import hear
+from .serialization import Signature, StoredError
+from .storage import (
+    HistoryIterator,
+    InstanceExistsError,
+    InstanceNotFoundError,
+    SQLStorage,
+    WorkflowInstance,
+    WorkflowStatus,
+    open_storage,
+)
+from .storage.models import FINISHED, HistoryEvent
+from .storage.sql.operation import Hint
+from .worker.settings import Settings
+from .worker.worker import Worker
+from .workflow import Workflow
+
+T = TypeVar("T")
+
+_FIRST_LOOK_SEC = 0.05
+_LONGEST_LOOK_SEC = 1.0
+
+
+class _Output(msgspec.Struct):
+    result: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class WorkflowHandle(Generic[T]):
+    """An instance, from any process: wait for its result, look at it, cancel it."""
+
+    def __init__(self, app: App, instance_id: str, signature: Signature | None) -> None:
+        self._app = app
+        self.id = instance_id
+        self._signature = signature
+
+    def __repr__(self) -> str:
+        return f"<workflow instance {self.id}>"
+
+    async def result(self, timeout: timedelta | float | None = None) -> T:
+        """Wait for the end: the result, or WorkflowFailedError, WorkflowCancelledError, TimeoutError."""
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        async with asyncio.timeout(seconds):
+            instance = await self._app._finished(self.id)
+        return cast(T, await self._outcome(instance))
+
+    async def _outcome(self, instance: WorkflowInstance) -> Any:
+        match instance.status:
+            case WorkflowStatus.COMPLETED:
+                raw = msgspec.json.decode(instance.output_data or "{}", type=_Output).result
+                return msgspec.json.decode(raw) if self._signature is None else self._signature.decode_result(raw)
+            case WorkflowStatus.CANCELLED:
+                raise WorkflowCancelledError(self.id, await self._cancel_reason())
+        error = msgspec.json.decode(
+            instance.output_data or '{"error_type": "unknown", "error_message": ""}', type=StoredError
+        )
+        raise WorkflowFailedError(self.id, error.error_type, error.error_message)
+
+    async def _cancel_reason(self) -> str:
+        event = await self._app.storage.get_history_event(self.id, "workflow_cancelled")
+        if event is None or event.event_data is None:
+            return ""
+        return str(msgspec.json.decode(event.event_data).get("reason", ""))
+
+    async def instance(self) -> WorkflowInstance:
+        """The stored instance."""
+        found = await self._app.storage.get_instance(self.id)
+        if found is None:
+            raise InstanceNotFoundError(self.id)
+        return found
+
+    async def status(self) -> WorkflowStatus:
+        """Where the instance stands."""
+        return (await self.instance()).status
+
+    async def history(self) -> list[HistoryEvent]:
+        """What is recorded of this round."""
+        return await HistoryIterator(self._app.storage, self.id).collect()
+
+    async def cancel(self, reason: str = "") -> None:
+        """Stop the instance wherever it is, undo what it did, and end it as cancelled."""
+        await self._app.storage.cancel_instance(self.id, reason, compensate=True)
+
+
+class App:
+    """Durable workflows on one database.
+
+    ``async with App(url, workflows=[…]) as app:`` brings the schema up to date and runs a worker; with
+    ``worker=False`` it is only a client.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        workflows: Iterable[Workflow[Any, Any]] = (),
+        worker: bool = True,
+        service: str | None = None,
+        settings: Settings | None = None,
+        **storage_options: Any,
+    ) -> None:
+        self.storage: SQLStorage = open_storage(url, **storage_options)
+        self.workflows = _by_name(workflows)
+        self._service = service
+        self._settings = settings or Settings()
+        self._wants_worker = worker
+        self.worker: Worker | None = None
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._listening: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.storage.initialize()
+        self._listening = asyncio.create_task(hear(self.storage, self._on_hint))
+        if self._wants_worker:
+            self.worker = Worker(self.storage, self.workflows, self._settings, self._service)
+            await self.worker.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.worker is not None:
+            await self.worker.stop()
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.wait({self._listening})
+        await self.storage.close()
+
+    async def start(
+        self, workflow: Workflow[..., T], *args: Any, id: str | None = None, **kwargs: Any
+    ) -> WorkflowHandle[T]:
+        """Store a new instance, to be run by any worker; an id that exists is that instance, whatever its input."""
+        if self.workflows.get(workflow.name, workflow) is not workflow:
+            raise UnknownWorkflowError(f"this app's {workflow.name!r} is another workflow")
+        instance = WorkflowInstance(
+            instance_id=id or f"{workflow.name}-{uuid4().hex}",
+            workflow_name=workflow.name,
+            source_hash=workflow.source_hash,
+            owner_service=self._service or "",
+            input_data=workflow.signature.encode_arguments(args, kwargs),
+        )
+        await self._create(instance)
+        return WorkflowHandle(self, instance.instance_id, workflow.signature)
+
+    async def _create(self, instance: WorkflowInstance) -> None:
+        worker = self.worker
+        adopted = worker is not None and worker.has_room and instance.workflow_name in self.workflows
+        if adopted and worker is not None and not self.storage.in_transaction():
+            born = msgspec.structs.replace(instance, locked_by=worker.id)
+            try:
+                lock = await self.storage.create_instance(born, lock_timeout_sec=self._settings.lock_timeout_sec)
+            except InstanceExistsError:
+                await self._check_same(instance)
+                return
+            assert lock is not None, "born locked"
+            worker.adopt(msgspec.structs.replace(born, started_at=None), lock)
+            return
+        try:
+            await self.storage.create_instance(instance)
+        except InstanceExistsError:
+            await self._check_same(instance)
+
+    async def _check_same(self, instance: WorkflowInstance) -> None:
+        existing = await self.storage.get_instance(instance.instance_id)
+        if existing is not None and existing.workflow_name != instance.workflow_name:
+            raise WorkflowMismatchError(
+                f"instance {instance.instance_id!r} is of workflow {existing.workflow_name!r},"
+                f" not of {instance.workflow_name!r}"
+            )
+
+    def handle(self, instance_id: str, workflow: Workflow[..., T] | None = None) -> WorkflowHandle[T]:
+        """An instance by its id; its result is typed if the workflow is given."""
+        return WorkflowHandle(self, instance_id, None if workflow is None else workflow.signature)
+
+    async def publish(self, channel: str, data: Any, *, metadata: dict[str, Any] | None = None) -> None:
+        """Send a message to the channel's subscribers."""
+        await self.storage.publish_to_channel(channel, payload(data), metadata_text(metadata))
+
+    async def send_to(
+        self, instance_id: str, data: Any, *, channel: str = DIRECT, metadata: dict[str, Any] | None = None
+    ) -> None:
+        """Send a message to one instance."""
+        await self.publish(f"{channel}:{instance_id}", data, metadata=metadata)
+
+    async def _finished(self, instance_id: str) -> WorkflowInstance:
+        """Wait until an instance has finished: told by a hint, else by looking."""
+        told = asyncio.Event()
+        self._waiting.setdefault(instance_id, set()).add(told)
+        pause = _FIRST_LOOK_SEC
+        try:
+            while True:
+                told.clear()
+                instance = await self.storage.get_instance(instance_id)
+                if instance is None:
+                    raise InstanceNotFoundError(instance_id)
+                if instance.status in FINISHED:
+                    return instance
+                try:
+                    async with asyncio.timeout(pause):
+                        await told.wait()
+                except TimeoutError:
+                    pause = min(2 * pause, _LONGEST_LOOK_SEC)
+        finally:
+            self._waiting[instance_id].discard(told)
+            if not self._waiting[instance_id]:
+                del self._waiting[instance_id]
+
+    def _on_hint(self, hint: Hint) -> None:
+        if hint.topic == "workflow_finished":
+            for told in self._waiting.get(msgspec.json.decode(hint.payload)["instance_id"], ()):
+                told.set()
+
+
+def _by_name(workflows: Iterable[Workflow[Any, Any]]) -> dict[str, Workflow[Any, Any]]:
+    named: dict[str, Workflow[Any, Any]] = {}
+    for workflow in workflows:
+        if not isinstance(workflow, Workflow):
+            raise TypeError(f"not a workflow (is @workflow missing?): {workflow!r}")
+        if named.setdefault(workflow.name, workflow) is not workflow:
+            raise DuplicateNameError(f"two workflows are named {workflow.name!r}")
+    return named

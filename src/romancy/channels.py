@@ -1,0 +1,107 @@
+"""Messages between workflows, and from outside: each once to its receiver, in order."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, cast
+
+from .engine.ambient import current_run
+from .engine.calls import call
+from .engine.steps import Kind, Message
+from .serialization import encode
+from .storage import ChannelMode, ChannelWait
+
+DIRECT = "__direct__"
+
+
+def payload(data: Any) -> str | bytes:
+    """What is published: bytes as they are, everything else as JSON."""
+    return data if isinstance(data, bytes) else encode(data, "a message")
+
+
+def metadata_text(metadata: dict[str, Any] | None) -> str | None:
+    return None if metadata is None else encode(metadata, "a message's metadata")
+
+
+async def subscribe(channel: str, mode: ChannelMode | str = ChannelMode.BROADCAST) -> None:
+    """Receive the channel's messages from now on: all of them, or competing with other subscribers for each."""
+    run = current_run("subscribe")
+    await call(
+        "subscribe",
+        {"channel": channel, "mode": str(mode)},
+        lambda record: run.storage.subscribe_to_channel(
+            run.instance_id, channel, ChannelMode(mode), lock=run.lock, record=record
+        ),
+    )
+
+
+async def unsubscribe(channel: str) -> None:
+    """Receive no more of the channel's messages."""
+    run = current_run("unsubscribe")
+    await call(
+        "unsubscribe",
+        {"channel": channel},
+        lambda record: run.storage.unsubscribe_from_channel(run.instance_id, channel, lock=run.lock, record=record),
+    )
+
+
+async def receive(channel: str, *, timeout: timedelta | float | None = None) -> Message:
+    """Wait for the channel's next message; ReceiveTimeoutError when none comes in time."""
+    run = current_run("receive")
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    timeout_at = None if seconds is None else run.now() + timedelta(seconds=seconds)
+    step_id = run.next_step_id(f"receive_{channel}"[:100].replace("#", "_").replace("/", "_"))
+    wait = ChannelWait(channel=channel, activity_id=step_id, timeout_at=timeout_at)
+    return cast(Message, await run.ask(Kind.RECEIVE, "receive", step_id, wait=wait).future)
+
+
+async def receive_direct(channel: str = DIRECT, *, timeout: timedelta | float | None = None) -> Message:
+    """Wait for the next message that was sent to this instance with `send_to`."""
+    run = current_run("receive_direct")
+    return await receive(f"{channel}:{run.instance_id}", timeout=timeout)
+
+
+async def publish(channel: str, data: Any, *, metadata: dict[str, Any] | None = None) -> None:
+    """Send a message to the channel's subscribers."""
+    run = current_run("publish")
+    content, about = payload(data), metadata_text(metadata)
+    await call(
+        "publish",
+        {"channel": channel, "data": data},
+        lambda record: run.storage.publish_to_channel(channel, content, about, lock=run.lock, record=record),
+    )
+
+
+async def send_to(
+    instance_id: str, data: Any, *, channel: str = DIRECT, metadata: dict[str, Any] | None = None
+) -> None:
+    """Send a message to one instance."""
+    run = current_run("send_to")
+    content, about = payload(data), metadata_text(metadata)
+    await call(
+        "send_to",
+        {"instance_id": instance_id, "channel": channel, "data": data},
+        lambda record: run.storage.publish_to_channel(
+            f"{channel}:{instance_id}", content, about, lock=run.lock, record=record
+        ),
+    )
+
+
+async def join_group(group: str) -> None:
+    """Become a member of a group of instances."""
+    run = current_run("join_group")
+    await call(
+        "join_group",
+        {"group": group},
+        lambda record: run.storage.join_group(run.instance_id, group, lock=run.lock, record=record),
+    )
+
+
+async def leave_group(group: str) -> None:
+    """Leave a group of instances."""
+    run = current_run("leave_group")
+    await call(
+        "leave_group",
+        {"group": group},
+        lambda record: run.storage.leave_group(run.instance_id, group, lock=run.lock, record=record),
+    )

@@ -1,0 +1,52 @@
+"""What surrounds running code: the run whose body it is, or the activity it is part of."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from ..errors import InActivityError, NotInWorkflowError, RomancyError
+
+if TYPE_CHECKING:
+    from ..storage import OutboxEvent, SQLStorage
+    from .run import Run
+
+CURRENT_RUN: ContextVar[Run | None] = ContextVar("romancy_run", default=None)
+
+
+class ActivityContext:
+    """What an activity may know of the step it is."""
+
+    def __init__(self, storage: SQLStorage, instance_id: str, step_id: str, attempt: int, transactional: bool) -> None:
+        self.storage = storage
+        self.instance_id = instance_id
+        self.step_id = step_id
+        self.attempt = attempt
+        self.transactional = transactional
+        self.emitted: list[OutboxEvent] = []
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every attempt at this step: give it to services that can tell a repetition."""
+        return f"{self.instance_id}/{self.step_id}"
+
+
+CURRENT_ACTIVITY: ContextVar[ActivityContext | None] = ContextVar("romancy_activity", default=None)
+
+
+def current_run(function: str) -> Run:
+    """The run whose body is calling; a clear error anywhere else."""
+    run = CURRENT_RUN.get()
+    if run is not None:
+        return run
+    if CURRENT_ACTIVITY.get() is not None:
+        raise InActivityError(f"{function}() belongs in a workflow's body, not in an activity")
+    raise NotInWorkflowError(f"{function}() can only be called in a running workflow")
+
+
+def current_activity(function: str) -> ActivityContext:
+    """The activity that is calling; a clear error anywhere else."""
+    context = CURRENT_ACTIVITY.get()
+    if context is None:
+        raise RomancyError(f"{function}() can only be called in an activity that a workflow has called")
+    return context

@@ -1,0 +1,163 @@
+"""The event loop a workflow's body runs on: deterministic, without I/O, driven from outside.
+
+Ordinary asyncio code (gather, TaskGroup, wait, timeout, queues, events) runs on it. Everything ready is run until all
+tasks are blocked; what they are blocked on are durable steps, whose results are handed in one at a time, in the order
+of history. So the same history leads to the same order of everything, live and on replay. A timer of the loop is a
+durable timer. Threads, sockets and the like are refused: they belong in activities.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn, Protocol
+
+from ..errors import RomancyError
+
+_LONGEST_SPIN = 1_000_000
+
+
+class Timekeeper(Protocol):
+    """Whoever makes the loop's timers durable."""
+
+    def start_timer(self, delay_sec: float, fire: Callable[[], None]) -> Callable[[], None]:
+        """Call `fire` after the delay; returns what withdraws the timer."""
+
+    def time(self) -> float:
+        """Seconds on a clock that replays the same."""
+
+
+class WorkflowTask(asyncio.Task[Any]):
+    """A task of a workflow's body; its path is numbered at its creation, so it is the same on every replay."""
+
+    path: tuple[int, ...] = ()
+
+    def __init__(self, *args: Any, path: tuple[int, ...], **kwargs: Any) -> None:
+        self.path = path
+        self.children = 0
+        self.calls: Counter[str] = Counter()
+        super().__init__(*args, **kwargs)
+
+
+class WorkflowLoop(asyncio.AbstractEventLoop):
+    """Runs the tasks of one workflow instance."""
+
+    def __init__(self, timekeeper: Timekeeper) -> None:
+        self._timekeeper = timekeeper
+        self._ready: deque[asyncio.Handle] = deque()
+        self._withdrawals: dict[int, Callable[[], None]] = {}
+        self._closed = False
+        self.unhandled: list[dict[str, Any]] = []
+        self.tasks: set[WorkflowTask] = set()
+
+    def run_until_blocked(self) -> None:
+        """Run everything that is ready, and what that makes ready, until every task waits for something durable."""
+        outer = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)
+        try:
+            for _ in range(_LONGEST_SPIN):
+                if not self._ready:
+                    return
+                handle = self._ready.popleft()
+                if not handle.cancelled():
+                    handle._run()
+        finally:
+            asyncio._set_running_loop(outer)
+        raise RomancyError("the workflow's body spins without waiting for anything durable")
+
+    # What asyncio needs.
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        delay = when - self.time()
+        if delay <= 0:
+            self._ready.append(timer)
+        else:
+            withdraw = self._timekeeper.start_timer(delay, lambda: self._ready.append(timer))
+            self._withdrawals[id(timer)] = withdraw
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        withdraw = self._withdrawals.pop(id(handle), None)
+        if withdraw is not None:
+            withdraw()
+
+    def time(self) -> float:
+        return self._timekeeper.time()
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(  # type: ignore[override]
+        self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: contextvars.Context | None = None
+    ) -> WorkflowTask:
+        parent = asyncio.current_task(self)
+        path: tuple[int, ...] = ()
+        if isinstance(parent, WorkflowTask):
+            parent.children += 1
+            path = (*parent.path, parent.children)
+        task = WorkflowTask(coro, loop=self, name=name, context=context, path=path)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        self._closed = True
+        self._ready.clear()
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        self.unhandled.append(context)
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.unhandled.append(context)
+
+
+def _refuse(self: WorkflowLoop, *args: Any, **kwargs: Any) -> NoReturn:
+    raise RomancyError("a workflow's body cannot use threads, sockets or processes: do it in an activity")
+
+
+for _method in (
+    "call_soon_threadsafe",
+    "run_in_executor",
+    "getaddrinfo",
+    "getnameinfo",
+    "create_connection",
+    "create_server",
+    "create_unix_connection",
+    "create_datagram_endpoint",
+    "connect_accepted_socket",
+    "subprocess_exec",
+    "subprocess_shell",
+    "sock_recv",
+    "sock_sendall",
+    "sock_connect",
+    "add_reader",
+    "add_writer",
+    "add_signal_handler",
+):
+    setattr(WorkflowLoop, _method, _refuse)

@@ -1,0 +1,478 @@
+"""One instance's execution: replay what is recorded, go on live, stop wherever it has to wait.
+
+All history of an instance is written by its run while it holds the lock, one write at a time, and each result reaches
+the body right after its write. So the order in which the body sees results is the order of history ids, live and on
+replay. Whoever writes holds `_writing`; whoever wrote delivers before letting go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+import traceback
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from ..errors import NonDeterminismError, RomancyError
+from ..serialization import Signature, StoredError, encode
+from ..storage import (
+    ChannelWait,
+    HistoryEvent,
+    HistoryEventType,
+    HistoryIterator,
+    InstanceWait,
+    Lock,
+    LockLostError,
+    NotSubscribedError,
+    SQLStorage,
+    StorageError,
+    TimerSubscription,
+    WorkflowInstance,
+    WorkflowStatus,
+)
+from .ambient import CURRENT_RUN
+from .loop import WorkflowLoop, WorkflowTask
+from .steps import Kind, Step, step_id
+
+LIFE = ("workflow_failed", "workflow_cancelled")
+COMPENSATION = "compensation:"
+_POLL_SEC = 0.5
+
+
+class Ending(Enum):
+    """How a run ended."""
+
+    FINISHED = "finished"
+    SUSPENDED = "suspended"
+    COMPENSATE = "compensate"
+    RECURRED = "recurred"
+    LOST = "lost"
+    PARKED = "parked"
+
+
+class Teardown(BaseException):
+    """Unwinds a body that is suspended; not an Exception, so that the body's own handlers let it pass."""
+
+
+class Recur(BaseException):
+    """Unwinds a body that starts over with new input."""
+
+    def __init__(self, input_json: str) -> None:
+        self.input_json = input_json
+
+
+class Attempts(msgspec.Struct):
+    """What is recorded of the failed attempts at a step."""
+
+    failed: int = 0
+    first_at: datetime | None = None
+    retry_at: datetime | None = None
+
+
+class Run:
+    """The execution of one instance by one holder of its lock."""
+
+    def __init__(
+        self,
+        storage: SQLStorage,
+        instance: WorkflowInstance,
+        lock: Lock,
+        body: Callable[[], Coroutine[Any, Any, Any]],
+        signature: Signature,
+        db_now: datetime,
+    ) -> None:
+        self.storage = storage
+        self.instance = instance
+        self.lock = lock
+        self._encode_result = signature.encode_result
+        self.encode_arguments = signature.encode_arguments
+        self.loop = WorkflowLoop(self)  # type: ignore[abstract]  # what it leaves out, it refuses
+        self._body = body
+        self._root: WorkflowTask | None = None
+        self._pending: dict[str, Step] = {}
+        self._new: deque[Step] = deque()
+        self._doing: dict[str, asyncio.Task[None]] = {}
+        self._withdrawn: set[str] = set()
+        self._registered: dict[str, str] = {}
+        """The waits that the database has of ours: by step, under which id."""
+        self.attempts: dict[str, Attempts] = {}
+        self._writing = asyncio.Lock()
+        self._unwritten: list[HistoryEvent] = []
+        self._progress = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._tearing_down = False
+        self.live = False
+        self.last_id = 0
+        self.steps_replayed = 0
+        self._clock = (db_now, time.monotonic())
+        self._history_time = instance.started_at or db_now
+        self.stopped: Ending | None = None
+
+    @property
+    def instance_id(self) -> str:
+        return self.instance.instance_id
+
+    # The clock: the database's, carried on by this process's monotonic one.
+
+    def now(self) -> datetime:
+        """The database's time."""
+        moment, started = self._clock
+        return moment + timedelta(seconds=time.monotonic() - started)
+
+    def time(self) -> float:
+        return (self.now() if self.live else self._history_time).timestamp()
+
+    # Running.
+
+    async def execute(self) -> Ending:
+        """Run the body as far as it gets."""
+        try:
+            if self._root is None:
+                self._start_body()
+                async for event in HistoryIterator(self.storage, self.instance_id):
+                    self._replay(event)
+            self.live = True
+            return await self._go_on()
+        except LockLostError:
+            return Ending.LOST
+        finally:
+            await self._stop_doing()
+
+    async def resume(self, lock: Lock, db_now: datetime) -> Ending:
+        """Go on after a suspension that this process has kept in memory: only what was recorded since is read."""
+        self.lock = lock
+        self._clock = (db_now, time.monotonic())
+        self.stopped = None
+        try:
+            page = await self.storage.get_history_paginated(self.instance_id, self.last_id, 1000)
+            for event in page.events:
+                self._replay(event)
+            if page.has_more:
+                async for event in HistoryIterator(self.storage, self.instance_id):
+                    if (event.id or 0) > self.last_id:
+                        self._replay(event)
+            return await self._go_on()
+        except LockLostError:
+            return Ending.LOST
+        finally:
+            await self._stop_doing()
+
+    def _start_body(self) -> None:
+        context = contextvars.copy_context()
+        context.run(CURRENT_RUN.set, self)
+        self._root = self.loop.create_task(self._body(), context=context)
+        self.loop.run_until_blocked()
+
+    def _replay(self, event: HistoryEvent) -> None:
+        """Take one recorded event to where the body waits for it."""
+        self.last_id = max(self.last_id, event.id or 0)
+        if event.created_at is not None:
+            self._history_time = event.created_at
+        if event.activity_id in LIFE or event.activity_id.startswith(COMPENSATION):
+            return
+        step, hash_sign, attempt = event.activity_id.partition("#")
+        if hash_sign:
+            self._note_attempt(step, attempt, event)
+            return
+        self.deliver(event)
+
+    def _note_attempt(self, step: str, attempt: str, event: HistoryEvent) -> None:
+        noted = self.attempts.setdefault(step, Attempts())
+        if not attempt.isdigit():
+            self._end_pause(step)
+            return
+        noted.failed = max(noted.failed, int(attempt))
+        noted.first_at = noted.first_at or event.created_at
+        stored = msgspec.json.decode(event.event_data or "{}")
+        retry_at = stored.get("retry_at")
+        noted.retry_at = datetime.fromisoformat(retry_at) if retry_at else None
+
+    def deliver(self, event: HistoryEvent) -> None:
+        """Hand a recorded result to the step that waits for it, and let the body go on."""
+        self.last_id = max(self.last_id, event.id or 0)
+        if "#" in event.activity_id:
+            self._end_pause(event.activity_id.partition("#")[0])
+            return
+        step = self._pending.pop(event.activity_id, None)
+        if step is None:
+            if event.activity_id in self._withdrawn:
+                return
+            raise NonDeterminismError(self._unexpected(event))
+        step.check(event)
+        self._doing.pop(step.id, None)
+        self._registered.pop(step.id, None)
+        self.steps_replayed += 1
+        step.settle(event)
+        self.loop.run_until_blocked()
+        self._progress.set()
+
+    def pause(self, step: Step, attempt: int, until: datetime) -> None:
+        """Let a step wait durably for its next attempt: neither lock nor memory is held meanwhile."""
+        step.wait = TimerSubscription(
+            instance_id=self.instance_id, timer_id=f"{step.id}#{attempt}-pause", expires_at=until
+        )
+
+    def _end_pause(self, step_id: str) -> None:
+        step = self._pending.get(step_id)
+        if step is not None and step.wait is not None:
+            step.wait = None
+            self._registered.pop(step_id, None)
+            self._new.append(step)
+
+    def _unexpected(self, event: HistoryEvent) -> str:
+        waiting = ", ".join(repr(step) for step in self._pending) or "nothing: it has ended"
+        return (
+            f"history has recorded step {event.activity_id!r} ({event.event_type}), and the code does not ask for it;"
+            f" at this point the code waits for {waiting}"
+        )
+
+    async def _go_on(self) -> Ending:
+        """Do what the body asks for until it ends or everything it asks for takes its time."""
+        assert self._root is not None, "the body has been started"
+        while True:
+            self._progress.clear()
+            if self.stopped is not None:
+                return self.stopped
+            if self._failure is not None:
+                raise self._failure
+            if self._root.done():
+                return await self._finish(self._root)
+            call = self._start_new_steps()
+            if call is not None:
+                async with self._writing:
+                    await call()
+            elif self._doing:
+                await self._wait_for_progress()
+            elif not await self._suspend():
+                return Ending.SUSPENDED
+
+    def _start_new_steps(self) -> Callable[[], Awaitable[None]] | None:
+        """Start activities; a call is returned, to be made before anything else."""
+        while self._new:
+            step = self._new.popleft()
+            if step.id not in self._pending or step.perform is None:
+                continue
+            if step.kind is Kind.CALL:
+                return step.perform
+            self._doing[step.id] = asyncio.create_task(self._perform(step), name=f"{self.instance_id}:{step.id}")
+        return None
+
+    async def _perform(self, step: Step) -> None:
+        assert step.perform is not None, "an activity can be performed"
+        try:
+            await step.perform()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._doing.pop(step.id, None)
+            self._progress.set()
+
+    async def _wait_for_progress(self) -> None:
+        """Wait for a running activity, or for a wait beside it that is due."""
+        waits = self._waits()
+        if not waits:
+            await self._progress.wait()
+            return
+        due = [wait.expires_at for wait in waits if isinstance(wait, TimerSubscription)]
+        pause = min([max(0.0, (moment - self.now()).total_seconds()) for moment in due] + [_POLL_SEC])
+        try:
+            async with asyncio.timeout(pause):
+                await self._progress.wait()
+        except TimeoutError:
+            async with self._writing:
+                for event in await self.storage.suspend(self.instance_id, waits, lock=self.lock, keep_lock=True):
+                    self.deliver(event)
+
+    async def _suspend(self) -> bool:
+        """Register what the body waits for and give the lock back; True if something was due already instead."""
+        waits = self._waits()
+        if not waits:
+            raise RomancyError(
+                "the workflow's body waits for something that nothing durable will ever bring about"
+                " (a future, event or queue that no step of it fulfils)"
+            )
+        async with self._writing:
+            stale = [wait_id for step, wait_id in self._registered.items() if step in self._withdrawn]
+            try:
+                due = await self.storage.suspend(self.instance_id, waits, lock=self.lock, withdrawn=stale)
+            except NotSubscribedError as error:
+                await self._fail_receives(error)
+                return True
+            self._registered = {step.id: step.wait_id for step in self._pending.values() if step.wait is not None}
+            for event in due:
+                self.deliver(event)
+        return bool(due)
+
+    async def _fail_receives(self, error: NotSubscribedError) -> None:
+        """A receive without a subscription is the body's mistake: it is told, and that is recorded."""
+        stored = encode(StoredError.of(error), "an error")
+        for step in list(self._pending.values()):
+            if isinstance(step.wait, ChannelWait) and step.wait.channel == error.channel:
+                event = self.event(step.id, HistoryEventType.ACTIVITY_FAILED, stored)
+                appended = await self.storage.append_history(event, lock=self.lock)
+                self._recorded(event, appended.id)
+
+    def _waits(self) -> list[TimerSubscription | ChannelWait | InstanceWait]:
+        return [step.wait for step in self._pending.values() if step.wait is not None]
+
+    def next_due(self) -> datetime | None:
+        """When the first timer or timeout of a suspended run is due."""
+        moments = [
+            wait.expires_at if isinstance(wait, TimerSubscription) else wait.timeout_at
+            for wait in self._waits()
+            if not isinstance(wait, InstanceWait)
+        ]
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    # The end.
+
+    async def _finish(self, root: WorkflowTask) -> Ending:
+        error = None if root.cancelled() else root.exception()
+        if isinstance(error, Recur):
+            async with self._writing:
+                await self.storage.recur_instance(self.instance_id, error.input_json, lock=self.lock)
+            return Ending.RECURRED
+        if error is None and not root.cancelled():
+            try:
+                output = self._encode_result(root.result())
+            except RomancyError as unstorable:
+                return await self._fail(unstorable)
+            async with self._writing:
+                await self.storage.update_instance_output(self.instance_id, f'{{"result": {output}}}', lock=self.lock)
+            return Ending.FINISHED
+        if isinstance(error, StorageError | NonDeterminismError):
+            raise error
+        return await self._fail(error or asyncio.CancelledError("the workflow's body cancelled itself"))
+
+    async def _fail(self, error: BaseException) -> Ending:
+        trace = "".join(traceback.format_exception(error, limit=-20))
+        stored = StoredError.of(error, trace)
+        output = encode(stored, "the workflow's error")
+        message = f"{stored.error_type}: {stored.error_message}"
+        async with self._writing:
+            undo = await self.storage.get_compensations(self.instance_id)
+            status = WorkflowStatus.COMPENSATING if undo else WorkflowStatus.FAILED
+            await self.storage.update_instance_status(
+                self.instance_id, status, message, output_data=output, lock=self.lock
+            )
+        return Ending.COMPENSATE if undo else Ending.FINISHED
+
+    def stop(self, ending: Ending) -> None:
+        """Stop at the next opportunity: the lock is lost, or the instance was cancelled."""
+        self.stopped = ending
+        self._progress.set()
+
+    async def _stop_doing(self) -> None:
+        """End running attempts and wait for their end: nothing of this run goes on behind its back."""
+        doing = list(self._doing.values())
+        for task in doing:
+            task.cancel()
+        if doing:
+            await asyncio.wait(doing)
+        self._doing.clear()
+
+    def tear_down(self) -> None:
+        """Unwind the body without recording anything; what it returns or raises from here on is ignored."""
+        self._tearing_down = True
+        for _ in range(100):
+            for step in list(self._pending.values()):
+                if not step.future.done():
+                    step.future.set_exception(Teardown())
+            self._pending.clear()
+            self.loop.run_until_blocked()
+            if not self.loop.tasks:
+                break
+            for task in list(self.loop.tasks):
+                task.cancel()
+        self.loop.close()
+
+    # What the body calls; these run on the workflow's own loop.
+
+    def next_step_id(self, name: str) -> str:
+        """The id of the step that the running task asks for now."""
+        task = asyncio.current_task(self.loop)
+        if not isinstance(task, WorkflowTask):
+            return step_id((0,), name, 1 + sum(pending.startswith(f"0/{name}:") for pending in self._pending))
+        task.calls[name] += 1
+        return step_id(task.path, name, task.calls[name])
+
+    def ask(self, kind: Kind, name: str, step: str | None = None, **details: Any) -> Step:
+        """Ask for a step; its future is what the body waits for."""
+        if self._tearing_down:
+            raise Teardown
+        asked = Step(step or self.next_step_id(name), kind, name, self.loop.create_future(), **details)
+        asked.future.add_done_callback(lambda future: self._on_done(asked, future))
+        self._pending[asked.id] = asked
+        self._new.append(asked)
+        return asked
+
+    def _on_done(self, step: Step, future: asyncio.Future[Any]) -> None:
+        if future.cancelled():
+            self.withdraw(step)
+        elif not future.cancelled():
+            future.exception()  # seen: the task that waits for it raises it
+
+    def withdraw(self, step: Step) -> None:
+        """The body no longer waits for the step: whatever comes of it is not recorded, or ignored."""
+        self._pending.pop(step.id, None)
+        self._withdrawn.add(step.id)
+        doing = self._doing.pop(step.id, None)
+        if doing is not None:
+            doing.cancel()
+
+    def start_timer(self, delay_sec: float, fire: Callable[[], None]) -> Callable[[], None]:
+        timer_id = self.next_step_id("timer")
+        wait = TimerSubscription(
+            instance_id=self.instance_id, timer_id=timer_id, expires_at=self.now() + timedelta(seconds=delay_sec)
+        )
+        step = self.ask(Kind.TIMER, "timer", timer_id, wait=wait, fire=fire)
+        return lambda: self.withdraw(step)
+
+    # Writing.
+
+    async def record(self, event: HistoryEvent) -> None:
+        """Write an activity's end and hand it to the body; what others have to write meanwhile goes along."""
+        self._unwritten.append(event)
+        async with self._writing:
+            events, self._unwritten = self._unwritten, []
+            wanted = [event for event in events if self._is_wanted(event)]
+            if not wanted:
+                return
+            if len(wanted) == 1:
+                appended = await self.storage.append_history(wanted[0], lock=self.lock)
+                self._recorded(wanted[0], appended.id)
+                return
+            for written, outcome in zip(
+                wanted, await self.storage.append_history_many(wanted, lock=self.lock), strict=True
+            ):
+                if isinstance(outcome, StorageError):
+                    raise outcome
+                self._recorded(written, outcome.id)
+
+    def _is_wanted(self, event: HistoryEvent) -> bool:
+        return event.activity_id.partition("#")[0] in self._pending
+
+    def _recorded(self, event: HistoryEvent, history_id: int) -> None:
+        self.last_id = max(self.last_id, history_id)
+        if "#" in event.activity_id:
+            step, _, attempt = event.activity_id.partition("#")
+            self._note_attempt(step, attempt, event)
+        else:
+            self.deliver(msgspec.structs.replace(event, id=history_id))
+
+    async def in_turn(self, write: Callable[[], Awaitable[HistoryEvent]]) -> None:
+        """Run a transaction of this run that records a step itself, while nobody else of it writes."""
+        async with self._writing:
+            self.deliver(await write())
+
+    def event(self, step: str, event_type: HistoryEventType, data: str) -> HistoryEvent:
+        """A history event of this instance."""
+        return HistoryEvent(instance_id=self.instance_id, activity_id=step, event_type=event_type, event_data=data)

@@ -1,0 +1,174 @@
+"""Steps: what a workflow's body waits for, and how a recorded event becomes its result."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from ..errors import NonDeterminismError, ReceiveTimeoutError
+from ..serialization import StoredError, fingerprint
+from ..storage import ChannelWait, HistoryEvent, HistoryEventType, InstanceWait, TimerSubscription
+
+LONGEST_ID = 255
+_LONGEST_PATH = 100
+
+
+class Kind(StrEnum):
+    """What kind of step, and so which events may settle it."""
+
+    ACTIVITY = "activity"
+    CALL = "call"
+    TIMER = "timer"
+    RECEIVE = "receive"
+    CHILD = "child"
+
+
+_SETTLED_BY = {
+    Kind.ACTIVITY: (HistoryEventType.ACTIVITY_COMPLETED, HistoryEventType.ACTIVITY_FAILED),
+    Kind.CALL: (HistoryEventType.ACTIVITY_COMPLETED, HistoryEventType.ACTIVITY_FAILED),
+    Kind.TIMER: (HistoryEventType.TIMER_EXPIRED,),
+    Kind.RECEIVE: (
+        HistoryEventType.CHANNEL_MESSAGE_RECEIVED,
+        HistoryEventType.MESSAGE_TIMEOUT,
+        HistoryEventType.ACTIVITY_FAILED,
+    ),
+    Kind.CHILD: (HistoryEventType.INSTANCE_FINISHED,),
+}
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A received message."""
+
+    data: Any
+    """What was published: decoded JSON, or bytes."""
+    channel: str
+    id: str
+    metadata: dict[str, Any] = {}
+    published_at: datetime | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """An activity's recorded end."""
+
+    activity_name: str
+    input_hash: str = ""
+    result: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class Step:
+    """One durable thing that the body waits for."""
+
+    def __init__(
+        self,
+        step_id: str,
+        kind: Kind,
+        name: str,
+        future: asyncio.Future[Any],
+        *,
+        input_json: str = "{}",
+        decode: Callable[[msgspec.Raw], Any] = msgspec.json.decode,
+        perform: Callable[[], Awaitable[None]] | None = None,
+        wait: TimerSubscription | ChannelWait | InstanceWait | None = None,
+        fire: Callable[[], None] | None = None,
+    ) -> None:
+        self.id = step_id
+        self.kind = kind
+        self.name = name
+        self.future = future
+        self.input_json = input_json
+        self.decode = decode
+        self.perform = perform
+        """How to do it, live: activities and calls."""
+        self.wait = wait
+        """What to wait for: timers, receives, children."""
+        self.fire = fire
+
+    @property
+    def input_hash(self) -> str:
+        return fingerprint(self.input_json)
+
+    @property
+    def wait_id(self) -> str:
+        """Under which id the database knows what this step waits for."""
+        return self.wait.timer_id if isinstance(self.wait, TimerSubscription) else self.id
+
+    def check(self, event: HistoryEvent) -> None:
+        """NonDeterminismError when the event records another step than this one."""
+        if event.event_type not in _SETTLED_BY[self.kind]:
+            raise NonDeterminismError(
+                f"step {self.id!r}: the code waits for a {self.kind}, history has recorded {event.event_type}"
+            )
+        if self.kind in (Kind.ACTIVITY, Kind.CALL):
+            recorded = msgspec.json.decode(event.event_data or "{}", type=Outcome)
+            if recorded.activity_name != self.name:
+                raise NonDeterminismError(
+                    f"step {self.id!r}: the code calls {self.name!r}, history has recorded {recorded.activity_name!r}"
+                )
+            if recorded.input_hash and recorded.input_hash != self.input_hash:
+                raise NonDeterminismError(
+                    f"step {self.id!r}: {self.name} is called with other arguments than were recorded;"
+                    f" the code gives {self.input_json}, history has {_recorded_input(event)}"
+                )
+
+    def settle(self, event: HistoryEvent) -> None:
+        """Hand the recorded result to the body."""
+        if self.fire is not None:
+            self.fire()
+        if self.future.done():
+            return
+        try:
+            self.future.set_result(self._result(event))
+        except Exception as error:
+            self.future.set_exception(error)
+
+    def _result(self, event: HistoryEvent) -> Any:
+        match event.event_type:
+            case HistoryEventType.ACTIVITY_COMPLETED:
+                return self.decode(msgspec.json.decode(event.event_data or "{}", type=Outcome).result)
+            case HistoryEventType.ACTIVITY_FAILED:
+                raise msgspec.json.decode(event.event_data or "{}", type=StoredError).revive()
+            case HistoryEventType.CHANNEL_MESSAGE_RECEIVED:
+                return received(event)
+            case HistoryEventType.MESSAGE_TIMEOUT:
+                raise ReceiveTimeoutError(f"no message for step {self.id!r} in time")
+        return None
+
+
+class _Envelope(msgspec.Struct, frozen=True):
+    id: str
+    channel: str
+    data: msgspec.Raw
+    metadata: dict[str, Any] | None = None
+    published_at: datetime | None = None
+
+
+def received(event: HistoryEvent) -> Message:
+    """The message that a history event records."""
+    envelope = msgspec.json.decode(event.event_data or "{}", type=_Envelope)
+    data = event.event_data_binary
+    return Message(
+        data=msgspec.json.decode(envelope.data) if data is None else data,
+        channel=envelope.channel,
+        id=envelope.id,
+        metadata=envelope.metadata or {},
+        published_at=envelope.published_at,
+    )
+
+
+def step_id(path: tuple[int, ...], name: str, number: int) -> str:
+    """Where in the code a step stands: the task's path, then the call's name and number within the task."""
+    prefix = ".".join(map(str, path))
+    if len(prefix) > _LONGEST_PATH:
+        prefix = "h" + hashlib.blake2b(prefix.encode(), digest_size=16).hexdigest()
+    return f"{prefix}/{name}:{number}" if prefix else f"{name}:{number}"
+
+
+def _recorded_input(event: HistoryEvent) -> str:
+    stored = msgspec.json.decode(event.event_data or "{}")
+    return msgspec.json.encode(stored.get("input", {}).get("kwargs", {})).decode()

@@ -1,0 +1,44 @@
+"""When a failed activity is tried again."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+
+import msgspec
+
+from .errors import SerializationError, TerminalError
+
+
+class Retry(msgspec.Struct, frozen=True, kw_only=True):
+    """Try again with growing pauses, until `max_attempts` or `max_duration` is reached."""
+
+    max_attempts: int = 5
+    """How often in all; 1 means never again, 0 for ever."""
+    initial_sec: float = 1.0
+    factor: float = 2.0
+    longest_sec: float = 60.0
+    jitter: float = 0.1
+    """By which part a pause is made longer or shorter at random."""
+    max_duration: timedelta | None = None
+    """Counted from the first attempt."""
+    retry_on: tuple[type[BaseException], ...] = (Exception,)
+    terminal: tuple[type[BaseException], ...] = ()
+    """Errors that are never tried again, though `retry_on` has them; `TerminalError` is always one."""
+
+    def allows(self, error: BaseException, attempt: int, elapsed_sec: float) -> bool:
+        """Whether attempt number `attempt`, which failed with `error`, is followed by another."""
+        if isinstance(error, (TerminalError, SerializationError, *self.terminal)):
+            return False
+        if not isinstance(error, self.retry_on) or (self.max_attempts and attempt >= self.max_attempts):
+            return False
+        return self.max_duration is None or elapsed_sec < self.max_duration.total_seconds()
+
+    def pause_sec(self, attempt: int) -> float:
+        """How long to wait after attempt number `attempt`."""
+        pause = min(self.initial_sec * self.factor ** min(attempt - 1, 64), self.longest_sec)
+        return pause * random.uniform(1 - self.jitter, 1 + self.jitter)
+
+
+DEFAULT_RETRY = Retry()
+NO_RETRY = Retry(max_attempts=1)

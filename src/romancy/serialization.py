@@ -1,0 +1,131 @@
+"""Typed JSON: values become JSON text, and come back as what the type hints say."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+import msgspec
+
+from .errors import ActivityError, SerializationError
+
+
+def _encode_unknown(value: Any) -> Any:
+    if hasattr(value, "model_dump"):  # pydantic, without depending on it
+        return value.model_dump(mode="json")
+    raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} is not a type that can be stored")
+
+
+def _decode_unknown(kind: type[Any], value: Any) -> Any:
+    if hasattr(kind, "model_validate"):
+        return kind.model_validate(value)
+    raise TypeError(f"{kind.__module__}.{kind.__qualname__} is not a type that can be read back")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_encode_unknown, order="deterministic")
+
+
+def encode(value: Any, what: str) -> str:
+    """JSON text of a value; SerializationError says what could not be stored."""
+    try:
+        return _encoder.encode(value).decode()
+    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError, OverflowError) as error:
+        raise SerializationError(f"{what} cannot be stored as JSON: {error}") from error
+
+
+def decode(text: str | bytes | msgspec.Raw, kind: Any, what: str) -> Any:
+    """The value of a JSON text, as the type `kind`."""
+    try:
+        return msgspec.json.decode(text, type=kind, dec_hook=_decode_unknown)
+    except (TypeError, ValueError, msgspec.MsgspecError) as error:
+        raise SerializationError(f"{what} is stored, but does not fit its type hint: {error}") from error
+
+
+class Signature:
+    """A function's parameters and result, as they are stored and read back."""
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self._name = name
+        self._signature = inspect.signature(function)
+        try:
+            hints = get_type_hints(function)
+        except NameError:  # a hint that only the type checker can see
+            hints = {}
+        self.result_type = hints.get("return", Any)
+        self._types = {parameter: hints.get(parameter, Any) for parameter in self._signature.parameters}
+
+    def encode_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """The arguments as a JSON object by parameter; TypeError if they do not fit the function."""
+        bound = self._signature.bind(*args, **kwargs)
+        return encode(dict(bound.arguments), f"an argument of {self._name}")
+
+    def decode_arguments(self, text: str) -> inspect.BoundArguments:
+        """The arguments of a call, from a JSON object by parameter."""
+        stored = decode(text, dict[str, msgspec.Raw], f"the input of {self._name}")
+        bound = self._signature.bind_partial()
+        for name, parameter in self._signature.parameters.items():
+            if name in stored:
+                bound.arguments[name] = decode(
+                    stored[name], self._stored_type(parameter), f"argument {name!r} of {self._name}"
+                )
+        return bound
+
+    def _stored_type(self, parameter: inspect.Parameter) -> Any:
+        kind = self._types[parameter.name]
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            return tuple[kind, ...]  # type: ignore[valid-type]
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            return dict[str, kind]  # type: ignore[valid-type]
+        return kind
+
+    def encode_result(self, result: Any) -> str:
+        return encode(result, f"the result of {self._name}")
+
+    def decode_result(self, text: str | msgspec.Raw) -> Any:
+        kind = self.result_type
+        return decode(text, Any if kind is None or kind is type(None) else kind, f"the result of {self._name}")
+
+    def takes(self, parameter: str) -> bool:
+        """Whether the function has a parameter of this name."""
+        return parameter in self._signature.parameters
+
+
+def fingerprint(text: str) -> str:
+    """A short hash that tells whether two stored values are the same."""
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+class StoredError(msgspec.Struct, frozen=True):
+    """An exception as it is kept in history."""
+
+    error_type: str
+    error_message: str
+    error_module: str = ""
+    error_args: msgspec.Raw = msgspec.Raw(b"[]")
+    stack_trace: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException, stack_trace: str = "") -> StoredError:
+        """Keep an exception: its type by name, its arguments as far as they are JSON."""
+        try:
+            arguments = msgspec.Raw(_encoder.encode(list(error.args)))
+        except (TypeError, ValueError, msgspec.MsgspecError):
+            arguments = msgspec.Raw(_encoder.encode([str(error)]))
+        kind = type(error)
+        return cls(kind.__qualname__, str(error), kind.__module__, arguments, stack_trace)
+
+    def revive(self) -> BaseException:
+        """The exception again, of its own type where that can be found and made; else an ActivityError."""
+        try:
+            found: Any = importlib.import_module(self.error_module)
+            for part in self.error_type.split("."):
+                found = getattr(found, part)
+            if isinstance(found, type) and issubclass(found, Exception):
+                revived: BaseException = found(*msgspec.json.decode(self.error_args))
+                return revived
+        except (ImportError, AttributeError, TypeError, ValueError):
+            pass
+        return ActivityError(self.error_type, self.error_message)

@@ -1,0 +1,213 @@
+"""The services that find work: each sleeps until it is told of something, or until its next look."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from ..storage import (
+    ChannelMessage,
+    ChannelSubscription,
+    LockLostError,
+    SQLStorage,
+    TimerSubscription,
+)
+from .executor import Executor
+from .settings import Settings
+
+log = logging.getLogger("romancy")
+
+_AT_ONCE = 64
+_BATCH = 100
+_LONGEST_PAUSE_SEC = 10.0
+
+
+async def for_each(work: Iterable[Awaitable[Any]]) -> None:
+    """Do many things, a bounded number at once."""
+    gate = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(item: Awaitable[Any]) -> None:
+        async with gate:
+            await item
+
+    async with asyncio.TaskGroup() as group:
+        for item in work:
+            group.create_task(one(item))
+
+
+class Service(ABC):
+    """Looks for work again and again; a database outage is logged and waited out."""
+
+    def __init__(self, poll_sec: float) -> None:
+        self._poll_sec = poll_sec
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        """Look now."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        pause = 0.0
+        while True:
+            self._woken.clear()
+            try:
+                again = await self.look()
+                pause = 0.0 if again else self.pause_sec()
+            except* Exception as trouble:
+                pause = min(max(1.0, 2 * pause), _LONGEST_PAUSE_SEC)
+                log.warning("%s waits %.1f s: %s", type(self).__name__, pause, trouble.exceptions[0])
+            if pause > 0:
+                await self._rest(pause)
+
+    async def _rest(self, pause: float) -> None:
+        try:
+            async with asyncio.timeout(pause):
+                await self._woken.wait()
+        except TimeoutError:
+            return
+
+    def pause_sec(self) -> float:
+        """How long to rest when nothing was found."""
+        return self._poll_sec * random.uniform(0.8, 1.2)
+
+    @abstractmethod
+    async def look(self) -> bool:
+        """Do what there is to do; True to look again at once."""
+
+
+class Resumer(Service):
+    """Claims what can be run, as much as there is room for."""
+
+    def __init__(
+        self,
+        storage: SQLStorage,
+        executor: Executor,
+        worker_id: str,
+        names: Sequence[str],
+        owner: str | None,
+        settings: Settings,
+    ) -> None:
+        super().__init__(settings.poll_sec)
+        self._storage = storage
+        self._executor = executor
+        self._worker_id = worker_id
+        self._names = names
+        self._owner = owner
+        self._settings = settings
+
+    async def look(self) -> bool:
+        room = self._settings.concurrency - self._executor.busy
+        if room <= 0 or not self._names:
+            return False
+        claims = await self._storage.claim_resumable_workflows(
+            self._worker_id,
+            self._settings.lock_timeout_sec,
+            min(room, _BATCH),
+            workflow_names=self._names,
+            owner_service=self._owner,
+        )
+        for instance, lock in claims:
+            self._executor.start(instance, lock)
+        return len(claims) == min(room, _BATCH)
+
+
+class Heart(Service):
+    """Keeps our locks alive, and tells runs that theirs is lost or that they were cancelled."""
+
+    def __init__(self, storage: SQLStorage, executor: Executor, settings: Settings) -> None:
+        super().__init__(settings.heartbeat_sec)
+        self._storage = storage
+        self._executor = executor
+        self._lock_timeout_sec = settings.lock_timeout_sec
+
+    async def look(self) -> bool:
+        locks = list(self._executor.locks.values())
+        if not locks:
+            return False
+        for lock, answer in zip(locks, await self._storage.refresh_locks(locks, self._lock_timeout_sec), strict=True):
+            if lock.instance_id not in self._executor.locks:
+                continue  # it came to rest meanwhile
+            if isinstance(answer, LockLostError):
+                self._executor.lost(lock.instance_id)
+            elif answer is not None:
+                self._executor.heard(answer)
+        return False
+
+
+class Timekeeper(Service):
+    """Fires due timers and timeouts, waking up for those it knows of."""
+
+    def __init__(
+        self, storage: SQLStorage, worker_id: str, names: Sequence[str], owner: str | None, settings: Settings
+    ) -> None:
+        super().__init__(settings.poll_sec)
+        self._storage = storage
+        self._worker_id = worker_id
+        self._ours: dict[str, Any] = {"workflow_names": names, "owner_service": owner}
+        self._known: list[datetime] = []
+        self._db_ahead_sec = 0.0
+
+    def note(self, due: datetime) -> None:
+        """A timer will be due: do not oversleep it."""
+        self._known.append(due)
+        self.wake()
+
+    async def look(self) -> bool:
+        timers = await self._storage.find_expired_timers(_BATCH * 5, **self._ours)
+        await for_each(self._fire(timer) for timer in timers)
+        late = await self._storage.find_expired_channel_subscriptions(_BATCH, **self._ours)
+        await for_each(self._storage.expire_channel_receive(subscription) for subscription in late)
+        self._db_now = await self._storage.current_time()
+        self._known = [due for due in self._known if due > self._db_now]
+        return len(timers) == _BATCH * 5 or len(late) == _BATCH
+
+    async def _fire(self, timer: TimerSubscription) -> None:
+        await self._storage.fire_timer(timer, worker_id=self._worker_id)
+
+    def pause_sec(self) -> float:
+        if not self._known:
+            return super().pause_sec()
+        next_due = (min(self._known) - self._db_now).total_seconds()
+        return min(max(0.001, next_due), super().pause_sec())
+
+
+class Courier(Service):
+    """Delivers messages to those who wait for them: at once on channels it is told of, else by looking."""
+
+    def __init__(
+        self, storage: SQLStorage, worker_id: str, names: Sequence[str], owner: str | None, settings: Settings
+    ) -> None:
+        super().__init__(settings.poll_sec)
+        self._storage = storage
+        self._worker_id = worker_id
+        self._ours: dict[str, Any] = {"workflow_names": names, "owner_service": owner}
+        self._lock_timeout_sec = settings.lock_timeout_sec
+        self._told: set[str] = set()
+
+    def tell(self, channel: str) -> None:
+        """A message was published on this channel."""
+        self._told.add(channel)
+        self.wake()
+
+    async def look(self) -> bool:
+        told, self._told = self._told, set()
+        for channel in told:
+            waiting = await self._storage.get_channel_subscribers_waiting(channel)
+            await for_each(self._deliver(subscription) for subscription in waiting)
+        found = await self._storage.find_deliverable_subscriptions(_BATCH, **self._ours)
+        await for_each(self._deliver(subscription) for subscription in found)
+        return len(found) == _BATCH
+
+    async def _deliver(self, subscription: ChannelSubscription) -> None:
+        await self._storage.deliver_channel_message_with_lock(
+            subscription.instance_id,
+            subscription.channel,
+            ChannelMessage(channel=subscription.channel),
+            self._worker_id,
+            self._lock_timeout_sec,
+        )

@@ -1,0 +1,21 @@
+"""How a worker works."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker works."""
+
+    concurrency: int = 100
+    """How many instances run at once in this process."""
+    lock_timeout_sec: float = 8.0
+    """After how long without a heartbeat others take an instance over."""
+    heartbeat_sec: float = 2.0
+    poll_sec: float = 1.0
+    """How often to look without having been told."""
+    warm: int = 1000
+    """How many suspended instances stay in memory, so that they need no replay."""
+    drain_sec: float = 5.0
+    """How long running steps may go on at shutdown before they are handed back."""

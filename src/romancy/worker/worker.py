@@ -1,0 +1,84 @@
+"""A worker: claims, runs and wakes instances of the workflows it knows. Any number of them share a database."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from ..notices import hear
+from ..storage import Lock, SQLStorage, WorkflowInstance
+from ..storage.sql.operation import Hint
+from ..workflow import Workflow
+from .executor import Executor
+from .services import Courier, Heart, Resumer, Service, Timekeeper
+from .settings import Settings
+
+
+class Worker:
+    """Runs the workflows of one app in this process."""
+
+    def __init__(
+        self, storage: SQLStorage, workflows: Mapping[str, Workflow[Any, Any]], settings: Settings, owner: str | None
+    ) -> None:
+        self.id = f"{socket.gethostname()[:100]}-{os.getpid()}-{uuid4().hex[:12]}"
+        self._storage = storage
+        self._settings = settings
+        names = sorted(workflows)
+        self.executor = Executor(
+            storage,
+            workflows,
+            self.id,
+            warm=settings.warm,
+            on_idle=lambda: self._resumer.wake(),
+            on_due=lambda due: self._timekeeper.note(due),
+        )
+        self._resumer = Resumer(storage, self.executor, self.id, names, owner, settings)
+        self._timekeeper = Timekeeper(storage, self.id, names, owner, settings)
+        self._courier = Courier(storage, self.id, names, owner, settings)
+        self._heart = Heart(storage, self.executor, settings)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more instance may run now."""
+        return self.executor.busy < self._settings.concurrency
+
+    def adopt(self, instance: WorkflowInstance, lock: Lock) -> None:
+        """Run an instance that was born with our lock."""
+        self.executor.start(instance, lock)
+
+    async def start(self) -> None:
+        """Start the services."""
+        services: list[Service] = [self._resumer, self._timekeeper, self._courier, self._heart]
+        self._tasks = [asyncio.create_task(service.run(), name=type(service).__name__) for service in services]
+        self._tasks.append(asyncio.create_task(hear(self._storage, self._on_hint), name="Listener"))
+
+    def _on_hint(self, hint: Hint) -> None:
+        match hint.topic:
+            case "workflow_resumable":
+                self._resumer.wake()
+            case "workflow_channel_message":
+                self._courier.tell(msgspec.json.decode(hint.payload)["channel"])
+            case "catch_up":
+                self._resumer.wake()
+                self._timekeeper.wake()
+                self._courier.wake()
+
+    async def stop(self) -> None:
+        """Stop claiming, let running steps end, hand the rest back."""
+        claiming, heart = [task for task in self._tasks if task.get_name() != "Heart"], self._tasks
+        for task in claiming:
+            task.cancel()
+        if claiming:
+            await asyncio.wait(claiming)
+        await self.executor.stop(self._settings.drain_sec)
+        for task in heart:
+            task.cancel()
+        if heart:
+            await asyncio.wait(heart)

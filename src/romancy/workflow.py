@@ -1,0 +1,67 @@
+"""Workflows: ordinary async functions whose every step is recorded, so that they go on after any crash."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, overload
+
+from .activity import check_name
+from .engine.ambient import current_run
+from .engine.run import Recur
+from .serialization import Signature
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Workflow(Generic[P, T]):
+    """A workflow's definition."""
+
+    def __init__(self, function: Callable[P, Coroutine[Any, Any, T]], *, name: str | None = None) -> None:
+        if not inspect.iscoroutinefunction(function):
+            raise TypeError(f"a workflow must be an async function: {function!r}")
+        self.fn = function
+        self.name = check_name(name or function.__name__)
+        self.signature = Signature(function, self.name)
+        self.source_hash = _source_hash(function)
+        self.__doc__ = function.__doc__
+        self.__name__ = self.name
+
+    def __repr__(self) -> str:
+        return f"<workflow {self.name}>"
+
+    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.fn(*args, **kwargs)
+
+    def body(self, input_json: str) -> Callable[[], Coroutine[Any, Any, T]]:
+        """The function, ready to be called with stored arguments."""
+        call = self.signature.decode_arguments(input_json)
+        return lambda: self.fn(*call.args, **call.kwargs)
+
+
+@overload
+def workflow(function: Callable[P, Coroutine[Any, Any, T]], /) -> Workflow[P, T]: ...
+@overload
+def workflow(*, name: str | None = None) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Workflow[P, T]]: ...
+def workflow(function: Any = None, /, **options: Any) -> Any:
+    """Make an async function a workflow."""
+    if function is not None:
+        return Workflow(function, **options)
+    return lambda decorated: Workflow(decorated, **options)
+
+
+def recur(*args: Any, **kwargs: Any) -> NoReturn:
+    """Start this instance over with new arguments: its history goes to the archive, its subscriptions stay."""
+    run = current_run("recur")
+    raise Recur(run.encode_arguments(args, kwargs))
+
+
+def _source_hash(function: Callable[..., Any]) -> str:
+    """Which version of the code this is."""
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):  # typed into an interpreter
+        source = function.__code__.co_code.hex() if hasattr(function, "__code__") else repr(function)
+    return hashlib.sha256(source.encode()).hexdigest()
