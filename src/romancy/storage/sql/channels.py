@@ -228,7 +228,7 @@ class Channels(Ending):
         check_key("channel", channel_name)
         mode = ChannelMode(mode)
         channel = direct_channel(channel_name, instance_id) if mode is ChannelMode.DIRECT else channel_name
-        recorded = await self._begin_step(lock, record)
+        recorded = await self._begin_step(lock, record, instance_id)
         if recorded is not None:
             return recorded
         await self._hold_unfinished(instance_id, None, "subscribed")

@@ -11,6 +11,7 @@ from ..errors import InvalidJSONError, InvalidKeyError, PayloadTooLargeError
 LONGEST_KEY = 255
 LARGEST_LIMIT = 100_000
 LONGEST_ERROR = 2000
+LONGEST_SEC = 100 * 365 * 86400
 
 _any_json = msgspec.json.Decoder(msgspec.Raw)
 
@@ -107,7 +108,7 @@ def page_size(limit: int, default: int = 100) -> int:
 
 
 def positive(what: str, seconds: float) -> float:
-    """Accept a number of seconds above zero."""
-    if not seconds > 0:
-        raise ValueError(f"{what} must be more than 0 seconds, not {seconds}")
+    """Accept a number of seconds above zero, up to a hundred years."""
+    if not 0 < seconds <= LONGEST_SEC:
+        raise ValueError(f"{what} must be more than 0 seconds and at most {LONGEST_SEC:,}, not {seconds}")
     return float(seconds)

@@ -42,7 +42,7 @@ class Compensations(Manager):
             "activity_name": check_key("activity_name", entry.activity_name),
             "args": check_json("args", entry.args, self._payload_limit),
         }
-        recorded = await self._begin_step(lock, record)
+        recorded = await self._begin_step(lock, record, entry.instance_id)
         if recorded is not None:
             return recorded
         if await self._hold.one(instance_id=entry.instance_id) is None:

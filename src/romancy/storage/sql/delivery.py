@@ -462,7 +462,7 @@ class Delivery(Channels, Timers):
     ) -> HistoryEvent | None:
         check_key("instance_id", instance_id)
         check_key("channel", channel_name)
-        recorded = await self._begin_step(lock, record)
+        recorded = await self._begin_step(lock, record, instance_id)
         if recorded is not None:
             return recorded
         if await self._hold.one(instance_id=instance_id) is not None:

@@ -36,7 +36,7 @@ class Groups(Manager):
     ) -> HistoryEvent | None:
         check_key("instance_id", instance_id)
         check_key("group_name", group_name)
-        recorded = await self._begin_step(lock, record)
+        recorded = await self._begin_step(lock, record, instance_id)
         if recorded is not None:
             return recorded
         await self._hold_unfinished(instance_id, None, "a group member")
@@ -49,7 +49,7 @@ class Groups(Manager):
     ) -> HistoryEvent | None:
         check_key("instance_id", instance_id)
         check_key("group_name", group_name)
-        recorded = await self._begin_step(lock, record)
+        recorded = await self._begin_step(lock, record, instance_id)
         if recorded is not None:
             return recorded
         await self._leave.run(instance_id=instance_id, group_name=group_name)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..errors import HistoryConflictError, InstanceNotFoundError, LockLostError, StorageError, TransientStorageError
 from ..models import Appended, HistoryEvent, HistoryPage, Lock
 from .checks import check_key, page_size
-from .manager import Manager, same_record
+from .manager import Manager, check_lock, same_record
 from .operation import operation
 from .statement import sql
 
@@ -91,6 +91,7 @@ class History(Manager):
         if lock is None:
             recorded_id = await self._append_unfenced.insert(**row)
         else:
+            check_lock(event.instance_id, lock)
             recorded_id = await self._append_fenced.insert(**row, token=lock.token, worker_id=lock.worker_id)
         if recorded_id is not None:
             return Appended(recorded_id, already_recorded=False)

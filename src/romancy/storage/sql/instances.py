@@ -161,7 +161,7 @@ class Instances(Ending):
             "output_data": check_optional_json("output_data", instance.output_data, limit),
             "locked_by": None,
             "locked_at": None,
-            "lock_timeout_seconds": instance.lock_timeout_seconds,
+            "lock_timeout_seconds": check_lock_timeout(instance.lock_timeout_seconds),
             "lock_expires_at": None,
             "lock_token": instance.lock_token,
             "finished_at": None,
@@ -378,6 +378,13 @@ class Instances(Ending):
         UPDATE workflow_instances SET {lock_cleared}, runnable_since = {now}, updated_at = {now}
          WHERE instance_id = :instance_id AND locked_by = :worker_id AND lock_token = :token
            AND lock_expires_at > {now}""")
+
+
+def check_lock_timeout(seconds: int | None) -> int | None:
+    """Accept whole seconds that the shared column can hold."""
+    if seconds is not None and seconds >= 2**31:
+        raise ValueError(f"lock_timeout_seconds must be less than 2^31, not {seconds}")
+    return None if seconds is None else int(positive("lock_timeout_sec", seconds))
 
 
 def page_token(instance: WorkflowInstance) -> str:

@@ -11,6 +11,7 @@ from ..errors import LockLostError
 from ..models import Lock, StaleWorkflowInfo, WorkflowInstance, WorkflowStatus
 from .checks import check_key, page_size, positive
 from .instances import Instances
+from .manager import check_lock
 from .operation import operation
 from .statement import sql
 
@@ -139,7 +140,7 @@ class Locks(Instances):
         check_key("worker_id", worker_id)
         if lock is None:
             await self._release_any.run(instance_id=instance_id, worker_id=worker_id)
-        elif lock.worker_id == worker_id:
+        elif (lock.instance_id, lock.worker_id) == (instance_id, worker_id):
             await self._release.run(instance_id=instance_id, worker_id=worker_id, token=lock.token)
 
     @operation(idempotent=True, urgent=True)
@@ -148,6 +149,8 @@ class Locks(Instances):
     ) -> Lock | None:
         check_key("instance_id", instance_id)
         check_key("worker_id", worker_id)
+        if lock is not None:
+            check_lock(instance_id, lock)
         tokens = {instance_id: None if lock is None else lock.token}
         outcome = (await self._refresh(tokens, worker_id, timeout_sec))[instance_id]
         if isinstance(outcome, LockLostError):

@@ -56,6 +56,7 @@ class Manager:
             if held is None:
                 raise InstanceNotFoundError(instance_id)
         else:
+            check_lock(instance_id, lock)
             held = await self._hold_fenced.one(instance_id=instance_id, token=lock.token, worker_id=lock.worker_id)
             if held is None:
                 raise LockLostError(instance_id, lock.worker_id)
@@ -105,15 +106,25 @@ class Manager:
         assert recorded is not None, "what was just recorded can be read"
         return recorded
 
-    async def _begin_step(self, lock: Lock | None, record: HistoryEvent | None) -> HistoryEvent | None:
-        """Fence a step of a run and record it; the recorded event if it was recorded before."""
+    async def _begin_step(
+        self, lock: Lock | None, record: HistoryEvent | None, instance_id: str | None = None
+    ) -> HistoryEvent | None:
+        """Fence a step of a run (that writes to `instance_id`) and record it; what was recorded, if it was before."""
         if lock is not None:
-            await self._hold_instance(lock.instance_id, lock)
+            await self._hold_instance(instance_id or lock.instance_id, lock)
         if record is None:
             return None
         if lock is None:
             await self._hold_instance(record.instance_id)
+        else:
+            check_lock(record.instance_id, lock)
         return await self._record(record)
+
+
+def check_lock(instance_id: str, lock: Lock) -> None:
+    """The lock of one instance proves nothing for another."""
+    if lock.instance_id != instance_id:
+        raise LockLostError(instance_id, lock.worker_id)
 
 
 def same_record(recorded: HistoryEvent, event: HistoryEvent) -> bool:
