@@ -1,31 +1,35 @@
 """Durable execution on the database you already have.
 
-    @activity
-    async def charge(order_id: str, amount: int) -> str: ...
+@activity
+async def charge(order_id: str, amount: int) -> str: ...
 
-    @workflow
-    async def fulfil(order_id: str) -> str:
-        receipt = await charge(order_id, amount=42)
-        await sleep(timedelta(days=1))
-        return receipt
+@workflow
+async def fulfil(order_id: str) -> str:
+    receipt = await charge(order_id, amount=42)
+    await sleep(timedelta(days=1))
+    return receipt
 
-    async with App("sqlite:///orders.db", workflows=[fulfil]) as app:
-        handle = await app.start(fulfil, "17", id="order-17")
-        print(await handle.result())
+async with App("sqlite:///orders.db", workflows=[fulfil]) as app:
+    handle = await app.start(fulfil, "17", id="order-17")
+    print(await handle.result())
 """
 
 from .activity import Activity, activity, activity_context
 from .app import App, WorkflowHandle
 from .channels import (
+    group_members,
     join_group,
     leave_group,
     publish,
+    publish_to_group,
     receive,
     receive_direct,
     send_to,
     subscribe,
     unsubscribe,
 )
+from .children import ChildHandle, start_child
+from .compensation import compensate_with
 from .context import conn, instance_id, is_replaying, now, random, uuid4
 from .engine.steps import Message
 from .errors import (
@@ -43,6 +47,7 @@ from .errors import (
     WorkflowFailedError,
     WorkflowMismatchError,
 )
+from .events import Event, emit, wait_event
 from .retry import NO_RETRY, Retry
 from .timers import sleep, sleep_until
 from .worker.settings import Settings
@@ -55,7 +60,9 @@ __all__ = [
     "Activity",
     "ActivityError",
     "App",
+    "ChildHandle",
     "DuplicateNameError",
+    "Event",
     "InActivityError",
     "Message",
     "NonDeterminismError",
@@ -74,13 +81,17 @@ __all__ = [
     "WorkflowMismatchError",
     "activity",
     "activity_context",
+    "compensate_with",
     "conn",
+    "emit",
+    "group_members",
     "instance_id",
     "is_replaying",
     "join_group",
     "leave_group",
     "now",
     "publish",
+    "publish_to_group",
     "random",
     "receive",
     "receive_direct",
@@ -88,8 +99,10 @@ __all__ = [
     "send_to",
     "sleep",
     "sleep_until",
+    "start_child",
     "subscribe",
     "unsubscribe",
     "uuid4",
+    "wait_event",
     "workflow",
 ]

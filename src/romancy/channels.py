@@ -6,10 +6,10 @@ from datetime import timedelta
 from typing import Any, cast
 
 from .engine.ambient import current_run
-from .engine.calls import call
+from .engine.calls import Record, call
 from .engine.steps import Kind, Message
 from .serialization import encode
-from .storage import ChannelMode, ChannelWait
+from .storage import ChannelMessage, ChannelMode, ChannelWait
 
 DIRECT = "__direct__"
 
@@ -30,7 +30,7 @@ async def subscribe(channel: str, mode: ChannelMode | str = ChannelMode.BROADCAS
         "subscribe",
         {"channel": channel, "mode": str(mode)},
         lambda record: run.storage.subscribe_to_channel(
-            run.instance_id, channel, ChannelMode(mode), lock=run.lock, record=record
+            run.instance_id, channel, ChannelMode(mode), lock=run.lock, record=record("null")
         ),
     )
 
@@ -41,7 +41,9 @@ async def unsubscribe(channel: str) -> None:
     await call(
         "unsubscribe",
         {"channel": channel},
-        lambda record: run.storage.unsubscribe_from_channel(run.instance_id, channel, lock=run.lock, record=record),
+        lambda record: run.storage.unsubscribe_from_channel(
+            run.instance_id, channel, lock=run.lock, record=record("null")
+        ),
     )
 
 
@@ -68,7 +70,7 @@ async def publish(channel: str, data: Any, *, metadata: dict[str, Any] | None = 
     await call(
         "publish",
         {"channel": channel, "data": data},
-        lambda record: run.storage.publish_to_channel(channel, content, about, lock=run.lock, record=record),
+        lambda record: run.storage.publish_to_channel(channel, content, about, lock=run.lock, record=record("null")),
     )
 
 
@@ -82,7 +84,7 @@ async def send_to(
         "send_to",
         {"instance_id": instance_id, "channel": channel, "data": data},
         lambda record: run.storage.publish_to_channel(
-            f"{channel}:{instance_id}", content, about, lock=run.lock, record=record
+            f"{channel}:{instance_id}", content, about, lock=run.lock, record=record("null")
         ),
     )
 
@@ -93,7 +95,7 @@ async def join_group(group: str) -> None:
     await call(
         "join_group",
         {"group": group},
-        lambda record: run.storage.join_group(run.instance_id, group, lock=run.lock, record=record),
+        lambda record: run.storage.join_group(run.instance_id, group, lock=run.lock, record=record("null")),
     )
 
 
@@ -103,5 +105,38 @@ async def leave_group(group: str) -> None:
     await call(
         "leave_group",
         {"group": group},
-        lambda record: run.storage.leave_group(run.instance_id, group, lock=run.lock, record=record),
+        lambda record: run.storage.leave_group(run.instance_id, group, lock=run.lock, record=record("null")),
     )
+
+
+async def group_members(group: str) -> list[str]:
+    """The ids of a group's members, recorded."""
+    run = current_run("group_members")
+
+    async def look(record: Record) -> None:
+        members = encode(await run.storage.get_group_members(group), "the members")
+        await run.storage.append_history(record(members), lock=run.lock)
+
+    return cast(list[str], await call("group_members", {"group": group}, look))
+
+
+async def publish_to_group(group: str, data: Any, *, channel: str = DIRECT) -> int:
+    """Send a message to every member of a group; to how many."""
+    run = current_run("publish_to_group")
+    content = payload(data)
+
+    async def send(record: Record) -> None:
+        members = await run.storage.get_group_members(group)
+        messages = [message_to(f"{channel}:{member}", content) for member in members]
+        async with run.storage.transaction():
+            await run.storage.publish_many(messages, lock=run.lock)
+            await run.storage.append_history(record(str(len(members))), lock=run.lock)
+
+    return int(await call("publish_to_group", {"group": group, "channel": channel, "data": data}, send))
+
+
+def message_to(channel: str, content: str | bytes) -> ChannelMessage:
+    """A message to be published."""
+    if isinstance(content, bytes):
+        return ChannelMessage(channel=channel, data_binary=content)
+    return ChannelMessage(channel=channel, data=content)

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from .engine.ambient import CURRENT_ACTIVITY, ActivityContext, current_run
+from .engine.calls import call
 from .errors import RomancyError
 from .retry import Retry
 from .serialization import Signature, encode
@@ -113,6 +115,8 @@ class Compensator:
         return True
 
     async def _attempt(self, entry: CompensationEntry, step: HistoryEvent | None) -> Exception | None:
+        context = ActivityContext(self._storage, entry.instance_id, f"compensation:{entry.id}", 1, transactional=False)
+        token = CURRENT_ACTIVITY.set(context)
         try:
             function = find_compensator(entry.activity_name)
             signature = Signature(function, entry.activity_name)
@@ -127,6 +131,8 @@ class Compensator:
                 await outcome
         except Exception as error:
             return error
+        finally:
+            CURRENT_ACTIVITY.reset(token)
         return None
 
     @staticmethod
@@ -150,3 +156,24 @@ class Compensator:
             event_type=HistoryEventType.COMPENSATION_EXECUTED,
             event_data=encode(data, "a compensation"),
         )
+
+
+async def compensate_with(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """From here on, should the workflow fail or be cancelled, undo with `function` and these arguments."""
+    run = current_run("compensate_with")
+    name = compensator_name(function)
+    arguments = Signature(find_compensator(name), name).encode_arguments(args, kwargs)
+    await call(
+        "compensate_with",
+        {"function": name, "arguments": msgspec.Raw(arguments.encode())},
+        lambda record: run.storage.add_compensation(
+            CompensationEntry(
+                instance_id=run.instance_id,
+                activity_id=record("null").activity_id,
+                activity_name=name,
+                args=compensation_args(name, arguments),
+            ),
+            lock=run.lock,
+            record=record("null"),
+        ),
+    )

@@ -33,28 +33,36 @@ THE_BODYS_FAULT = (
 )
 """Errors of the storage that are answers to the body; all others are troubles of the infrastructure."""
 
-Perform = Callable[[HistoryEvent], Awaitable[Any]]
+Record = Callable[[str], HistoryEvent]
+Perform = Callable[[Record], Awaitable[Any]]
 
 
-async def call(function: str, arguments: dict[str, Any], perform: Perform, result: str = "null") -> Any:
-    """Do something once through the storage; `perform` writes the given record in the same transaction."""
+async def call(function: str, arguments: dict[str, Any], perform: Perform) -> Any:
+    """Do something once through the storage.
+
+    `perform` is given a function that makes the step's record of a result (JSON text), and writes that record in the
+    same transaction as the effect.
+    """
     run = current_run(function)
     step = run.ask(Kind.CALL, function, input_json=encode(arguments, f"an argument of {function}"))
 
-    async def make() -> None:
+    def record(result: str) -> HistoryEvent:
         data = (
             f'{{"activity_name": "{function}", "result": {result},'
             f' "input": {{"args": [], "kwargs": {step.input_json}}}, "input_hash": "{step.input_hash}"}}'
         )
-        record = run.event(step.id, HistoryEventType.ACTIVITY_COMPLETED, data)
+        return run.event(step.id, HistoryEventType.ACTIVITY_COMPLETED, data)
+
+    async def make() -> None:
         try:
             await perform(record)
         except THE_BODYS_FAULT as error:
             failed = {**msgspec.structs.asdict(StoredError.of(error)), "activity_name": function}
-            record = run.event(step.id, HistoryEventType.ACTIVITY_FAILED, encode(failed, "an error"))
-            await run.storage.append_history(record, lock=run.lock)
-        stored = await run.storage.get_history_event(run.instance_id, step.id)
-        run.deliver(stored or record)
+            failure = run.event(step.id, HistoryEventType.ACTIVITY_FAILED, encode(failed, "an error"))
+            await run.storage.append_history(failure, lock=run.lock)
+        recorded = await run.storage.get_history_event(run.instance_id, step.id)
+        assert recorded is not None, "what was just recorded can be read"
+        run.deliver(recorded)
 
     step.perform = make
     return await step.future
@@ -63,4 +71,4 @@ async def call(function: str, arguments: dict[str, Any], perform: Perform, resul
 async def note(function: str, result: str) -> Any:
     """Record a value that must be the same on every replay."""
     run = current_run(function)
-    return await call(function, {}, lambda record: run.storage.append_history(record, lock=run.lock), result)
+    return await call(function, {}, lambda record: run.storage.append_history(record(result), lock=run.lock))

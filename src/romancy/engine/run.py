@@ -102,6 +102,8 @@ class Run:
         self._registered: dict[str, str] = {}
         """The waits that the database has of ours: by step, under which id."""
         self.attempts: dict[str, Attempts] = {}
+        self.event_types: set[str] = set()
+        """The types of events that the body has subscribed to by waiting for one."""
         self._writing = asyncio.Lock()
         self._unwritten: list[HistoryEvent] = []
         self._progress = asyncio.Event()
