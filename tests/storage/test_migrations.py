@@ -70,7 +70,7 @@ def without_outbox_sequence(schema: Schema) -> Schema:
 
 def expected_indexes(storage: SQLStorage) -> set[str]:
     text = migrations(storage.runner.driver.driver_name())[-1].up.text
-    return set(re.findall(r"INDEX (?:CONCURRENTLY IF NOT EXISTS )?(romancy_\w+) ON", text))
+    return set(re.findall(r"INDEX (?:CONCURRENTLY IF NOT EXISTS )?(romancy_\w+) (?:ON|\()", text))
 
 
 async def assert_complete(storage: SQLStorage) -> None:
@@ -280,6 +280,35 @@ async def test_undoing_survives_crashes_too(storage: SQLStorage) -> None:
 
     assert versions(await migrate(storage.runner)) == [ROMANCY, INDEXES]
     await assert_complete(storage)
+
+
+@pytest.mark.databases("mariadb", "mysql")
+async def test_where_nothing_can_be_undone_what_is_there_is_left_alone(adopted: SQLStorage) -> None:
+    await execute(
+        adopted,
+        "ALTER TABLE workflow_instances ADD COLUMN lock_token BIGINT NOT NULL DEFAULT 7",
+        "ALTER TABLE workflow_instances ADD INDEX romancy_instances_newest (framework, started_at, instance_id)",
+    )
+
+    await migrate(adopted.runner)
+
+    assert await adopted.conn().fetch_value("SELECT MAX(lock_token) FROM workflow_instances") == 7
+    await assert_complete(adopted)
+
+
+@servers_only
+async def test_a_transaction_in_the_way_is_waited_for_and_left_alone(adopted: SQLStorage) -> None:
+    async with raw_connection(adopted) as run:
+        await run("BEGIN")
+        await run("UPDATE workflow_instances SET owner_service = 'busy'")
+        ours = asyncio.create_task(migrate(adopted.runner))
+        await asyncio.sleep(1.5)
+        assert not ours.done()
+        await run("COMMIT")
+
+    assert versions(await ours) == [ROMANCY, INDEXES]
+    assert await adopted.conn().fetch_value("SELECT MIN(owner_service) FROM workflow_instances") == "busy"
+    await assert_complete(adopted)
 
 
 @pytest.mark.databases("postgres")

@@ -20,7 +20,6 @@ BUSY = "another process has been migrating the database"
 EDDA_BUSY = "Edda has been migrating the database"
 
 _POLL_SEC = 0.1
-_ATTEMPTS = 20
 _LONGEST_PAUSE_SEC = 1.0
 
 
@@ -69,19 +68,19 @@ class ServerMigrationConnection(MigrationConnection):
     runner: ServerRunner
 
     async def retried(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Run a step again after a deadlock, or when a table was not free within the few seconds we wait for one."""
+        """Run a step again after a deadlock, or when a table was not free in the short time we wait for one."""
+        deadline = time.monotonic() + self.wait_sec
         pause = _POLL_SEC
-        for attempt in range(1, _ATTEMPTS + 1):
+        while True:
             try:
                 return await step()
             except StorageError:
                 raise
             except Exception as error:
-                if attempt == _ATTEMPTS or self.runner.trouble(error) is not Trouble.CONFLICT:
+                if self.runner.trouble(error) is not Trouble.CONFLICT or time.monotonic() > deadline:
                     raise
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(2 * pause, _LONGEST_PAUSE_SEC)
-        raise AssertionError("unreachable")
 
     def translate(self, error: Exception) -> StorageError:
         match self.runner.trouble(error):

@@ -8,6 +8,7 @@ keep nobody out; two processes would then run into each other's "exists already"
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,13 +19,15 @@ from .connection import BUSY, EDDA_BUSY, ServerMigrationConnection
 
 EDDA_LOCK = "edda_migration"
 
-_TABLE_LOCK_SEC = 3  # everybody who comes later waits behind us while we wait for a table
+_TABLE_LOCK_SEC = 1  # everybody who comes later waits behind us while we wait for a table
 _DONE_ALREADY = {
     1050,  # the table exists
     1060,  # the column exists
     1061,  # the index exists
     1091,  # the column or index to drop does not exist
 }
+
+_CLAUSE = re.compile(r",?\s*\n\s*(?=ADD|DROP)")  # of an ALTER TABLE, one on each line
 
 # The shared tables in which another framework may have written times of a type that knows the session's zone.
 _ZONED_TABLES = """
@@ -90,6 +93,10 @@ class MySQLMigrationConnection(ServerMigrationConnection):
         except Exception as error:
             if error_code(error) not in _DONE_ALREADY:
                 raise
+            table, *clauses = _CLAUSE.split(statement)
+            if len(clauses) > 1:  # it did all or nothing; perhaps only a part of it was there
+                for clause in clauses:
+                    await self.execute(f"{table} {clause}")
 
     async def check_adoptable(self) -> None:
         """SchemaError when times were written in the zone of a server that is not at UTC: their meaning is lost."""

@@ -21,8 +21,10 @@ from .connection import BUSY, EDDA_BUSY, ServerMigrationConnection
 EDDA_LOCK = 20251217000000
 _OUR_LOCK = int.from_bytes(b"romancy")
 
-_LONGEST_SEC = 86400.0  # building an index may take hours,
-_TABLE_LOCK_TIMEOUT = "3s"  # waiting for a table may not: everybody who comes later would wait behind us
+_LONGEST_SEC = 86400.0  # building an index may take hours
+# Waiting for a table may not: everybody who comes later waits behind us. And in a deadlock it is us who give way, since
+# PostgreSQL looks for somebody to blame only after a second.
+_TABLE_LOCK_TIMEOUT = "500ms"
 _CLOSE_SEC = 2.0
 
 _INDEX = re.compile(r"CREATE (?:UNIQUE )?INDEX CONCURRENTLY (?:IF NOT EXISTS )?(?P<name>\w+)", re.IGNORECASE)

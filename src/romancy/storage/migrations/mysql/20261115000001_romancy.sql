@@ -1,24 +1,28 @@
 -- What this library needs beyond the shared tables: columns with defaults, and tables of its own.
 -- migrate:up
 
-ALTER TABLE workflow_instances ADD COLUMN lock_token BIGINT NOT NULL DEFAULT 0;
-ALTER TABLE workflow_instances ADD COLUMN runnable_since DATETIME(6);
-ALTER TABLE workflow_instances ADD COLUMN suspended_from VARCHAR(100);
-ALTER TABLE workflow_instances ADD COLUMN parked_until DATETIME(6);
-ALTER TABLE workflow_instances ADD COLUMN parked_reason LONGTEXT;
-ALTER TABLE workflow_instances ADD COLUMN finished_at DATETIME(6);
+-- One ALTER per table: each waits until nobody uses the table, and a transaction that comes in between may be the victim.
+ALTER TABLE workflow_instances
+    ADD COLUMN lock_token BIGINT NOT NULL DEFAULT 0,
+    ADD COLUMN runnable_since DATETIME(6),
+    ADD COLUMN suspended_from VARCHAR(100),
+    ADD COLUMN parked_until DATETIME(6),
+    ADD COLUMN parked_reason LONGTEXT,
+    ADD COLUMN finished_at DATETIME(6);
 
-ALTER TABLE workflow_history_archive ADD COLUMN original_id BIGINT;
+ALTER TABLE workflow_history_archive
+    ADD COLUMN original_id BIGINT;
 
-ALTER TABLE outbox_events ADD COLUMN lease_owner VARCHAR(255);
-ALTER TABLE outbox_events ADD COLUMN lease_until DATETIME(6);
-ALTER TABLE outbox_events ADD COLUMN next_attempt_at DATETIME(6);
-ALTER TABLE outbox_events ADD COLUMN updated_at DATETIME(6);
+-- sequence is the order of insertion, where created_at ties.
+ALTER TABLE outbox_events
+    ADD COLUMN lease_owner VARCHAR(255),
+    ADD COLUMN lease_until DATETIME(6),
+    ADD COLUMN next_attempt_at DATETIME(6),
+    ADD COLUMN updated_at DATETIME(6),
+    ADD COLUMN sequence BIGINT NOT NULL AUTO_INCREMENT UNIQUE;
 
-ALTER TABLE channel_messages ADD COLUMN origin VARCHAR(100);
-
--- The order of insertion, where created_at ties.
-ALTER TABLE outbox_events ADD COLUMN sequence BIGINT NOT NULL AUTO_INCREMENT UNIQUE;
+ALTER TABLE channel_messages
+    ADD COLUMN origin VARCHAR(100);
 
 -- One row per channel: publishers lock it until commit, so that ids become visible in order. A channel is unsettled
 -- from a publish until a poll has seen that nobody waits for what it holds.
@@ -70,16 +74,20 @@ DROP TABLE IF EXISTS romancy_receipts;
 DROP TABLE IF EXISTS romancy_instance_waits;
 DROP TABLE IF EXISTS romancy_channel_waits;
 DROP TABLE IF EXISTS romancy_channels;
-ALTER TABLE outbox_events DROP COLUMN sequence;
-ALTER TABLE workflow_instances DROP COLUMN lock_token;
-ALTER TABLE workflow_instances DROP COLUMN runnable_since;
-ALTER TABLE workflow_instances DROP COLUMN suspended_from;
-ALTER TABLE workflow_instances DROP COLUMN parked_until;
-ALTER TABLE workflow_instances DROP COLUMN parked_reason;
-ALTER TABLE workflow_instances DROP COLUMN finished_at;
-ALTER TABLE workflow_history_archive DROP COLUMN original_id;
-ALTER TABLE outbox_events DROP COLUMN lease_owner;
-ALTER TABLE outbox_events DROP COLUMN lease_until;
-ALTER TABLE outbox_events DROP COLUMN next_attempt_at;
-ALTER TABLE outbox_events DROP COLUMN updated_at;
-ALTER TABLE channel_messages DROP COLUMN origin;
+ALTER TABLE workflow_instances
+    DROP COLUMN lock_token,
+    DROP COLUMN runnable_since,
+    DROP COLUMN suspended_from,
+    DROP COLUMN parked_until,
+    DROP COLUMN parked_reason,
+    DROP COLUMN finished_at;
+ALTER TABLE workflow_history_archive
+    DROP COLUMN original_id;
+ALTER TABLE outbox_events
+    DROP COLUMN lease_owner,
+    DROP COLUMN lease_until,
+    DROP COLUMN next_attempt_at,
+    DROP COLUMN updated_at,
+    DROP COLUMN sequence;
+ALTER TABLE channel_messages
+    DROP COLUMN origin;
