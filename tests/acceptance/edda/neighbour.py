@@ -56,10 +56,20 @@ class Edda:
         self._log.seek(0)
         return self._log.read()[-3000:]
 
-    async def open(self, url: str) -> None:
-        """Start Edda's application on a database of ours."""
+    async def open(self, url: str, *, attempts: int = 5) -> None:
+        """Start Edda's application on a database of ours.
+
+        Its lock for migrations is one for all databases of a MariaDB server. When anybody holds it, for whatever
+        database, Edda goes on after a second as if its own had been migrated, fails, and has to be started again.
+        """
         scheme, _, rest = url.partition("://")
-        await self.ask("open", url=f"{_SCHEMES.get(scheme, scheme)}://{rest}")
+        for attempt in range(1, attempts + 1):
+            try:
+                await self.ask("open", url=f"{_SCHEMES.get(scheme, scheme)}://{rest}")
+                return
+            except EddaError as error:
+                if attempt == attempts or "schema_version" not in str(error):
+                    raise
 
     async def close(self) -> None:
         await self.ask("close")
@@ -68,6 +78,11 @@ class Edda:
         """Start a workflow and run it until it waits or ends; its instance id."""
         instance_id: str = await self.ask("start", workflow=workflow, **arguments)
         return instance_id
+
+    def take(self, instance_id: str, channel: str) -> bool:
+        """Take a message from a competing channel, at once and from any thread; whether there was one to take."""
+        taken: bool = self._ask("take", {"instance_id": instance_id, "channel": channel})
+        return taken
 
     async def result(self, instance_id: str) -> Any:
         """What the workflow returned, once it has completed."""

@@ -25,7 +25,7 @@ async def test_both_start_on_an_empty_database_and_run_a_workflow(
         await edda.open(database.url)
         await storage.initialize()
     else:
-        await asyncio.gather(edda.open(database.url), storage.initialize())
+        await asyncio.gather(edda.open(database.url, attempts=1), storage.initialize())
 
     assert await edda.result(await edda.start("doubler", number=21)) == 42
     lock = await ours.locked(storage)

@@ -29,6 +29,7 @@ from edda import (
 from edda.outbox.relayer import OutboxRelayer
 from edda.storage.sqlalchemy_storage import WorkflowInstance
 from sqlalchemy import insert
+from sqlalchemy.exc import SQLAlchemyError
 
 DONE = ("completed", "failed", "cancelled")
 PATIENCE_SEC = 30.0
@@ -154,6 +155,18 @@ class Commands:
 
     async def publish(self, channel: str, data: dict[str, Any]) -> str:
         return await publish(self.app.storage, channel, data, worker_id=self.app.worker_id)
+
+    async def take(self, instance_id: str, channel: str) -> bool:
+        """Take a message out of the queue of a competing channel, as `receive` does; whether it was got."""
+        storage = self.app.storage
+        pending = await storage.get_pending_channel_messages(instance_id, channel)
+        try:
+            if not pending or not await storage.claim_channel_message(pending[0]["message_id"], instance_id):
+                return False
+        except SQLAlchemyError:  # it was gone: Edda stumbles over its own handling of that
+            return False
+        await storage.delete_channel_message(pending[0]["message_id"])
+        return True
 
     async def cloudevent(self, type: str, data: dict[str, Any]) -> None:
         await self.app.handle_cloudevent(CloudEvent({"type": type, "source": "a-shop"}, data), wait=True)
