@@ -18,7 +18,7 @@ class Compensations(Manager):
     # No unique index: another framework repeats its rows. The instance's row is locked, so two of us cannot both pass.
     _push = sql("""
         INSERT INTO workflow_compensations (instance_id, activity_id, activity_name, args, created_at)
-        SELECT i.instance_id, {text:activity_id}, :activity_name, :args, {now}
+        SELECT i.instance_id, {text:activity_id}, :activity_name, :args, COALESCE(:created_at, {now})
           FROM workflow_instances i
          WHERE i.instance_id = :instance_id AND NOT EXISTS (
                SELECT 1 FROM workflow_compensations c
@@ -41,6 +41,7 @@ class Compensations(Manager):
             "activity_id": check_key("activity_id", entry.activity_id),
             "activity_name": check_key("activity_name", entry.activity_name),
             "args": check_json("args", entry.args, self._payload_limit),
+            "created_at": entry.created_at,
         }
         recorded = await self._begin_step(lock, record, entry.instance_id)
         if recorded is not None:

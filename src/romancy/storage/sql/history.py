@@ -20,7 +20,8 @@ class History(Manager):
     _append_fenced = sql("""
         INSERT INTO workflow_history
                (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
-        SELECT i.instance_id, :activity_id, :event_type, :data_type, :event_data, :event_data_binary, {now}
+        SELECT i.instance_id, :activity_id, :event_type, :data_type, :event_data, :event_data_binary,
+               COALESCE(:created_at, {now})
           FROM workflow_instances i
          WHERE i.instance_id = :instance_id AND {lock_is_ours}
         {for_share}
@@ -30,7 +31,8 @@ class History(Manager):
     _append_unfenced = sql("""
         INSERT INTO workflow_history
                (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
-        SELECT i.instance_id, :activity_id, :event_type, :data_type, :event_data, :event_data_binary, {now}
+        SELECT i.instance_id, :activity_id, :event_type, :data_type, :event_data, :event_data_binary,
+               COALESCE(:created_at, {now})
           FROM workflow_instances i
          WHERE i.instance_id = :instance_id
         {for_share}

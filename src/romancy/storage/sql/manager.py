@@ -32,7 +32,8 @@ class Manager:
     _record_step = sql("""
         INSERT INTO workflow_history
                (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
-        VALUES (:instance_id, :activity_id, :event_type, :data_type, :event_data, :event_data_binary, {now})
+        VALUES (:instance_id, :activity_id, :event_type, :data_type, :event_data, :event_data_binary,
+                COALESCE(:created_at, {now}))
         {on_conflict_do_nothing:instance_id, activity_id}
         {returning:id}""")
 
@@ -87,6 +88,7 @@ class Manager:
             "data_type": event.data_type,
             "event_data": check_optional_json("event_data", event.event_data, self._payload_limit),
             "event_data_binary": check_binary("event_data_binary", event.event_data_binary, self._payload_limit),
+            "created_at": event.created_at,
         }
 
     async def _record(self, event: HistoryEvent) -> HistoryEvent | None:

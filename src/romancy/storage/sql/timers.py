@@ -19,7 +19,7 @@ class Timers(Locks):
 
     _register_timer = sql("""
         INSERT INTO workflow_timer_subscriptions (instance_id, timer_id, expires_at, activity_id, created_at)
-        VALUES (:instance_id, :timer_id, :expires_at, :activity_id, {now})
+        VALUES (:instance_id, :timer_id, :expires_at, :activity_id, COALESCE(:created_at, {now}))
         {on_conflict_do_nothing:instance_id, timer_id}""")
 
     _expired_timers = sql(
@@ -60,6 +60,7 @@ class Timers(Locks):
             timer_id=timer.timer_id,
             expires_at=timer.expires_at,
             activity_id=timer.activity_id,
+            created_at=timer.created_at,
         )
 
     @operation(reads=True)
