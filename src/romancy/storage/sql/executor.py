@@ -12,7 +12,7 @@ from .operation import Call, Traits
 from .runners.runner import BaseRunner
 from .statement import PARAMETER, NativeQuery, Query, Want
 
-_TRAITS = Traits(autocommit=True)
+_TRAITS = Traits(autocommit=True, own_sql=True)
 
 # Outside a transaction the statement shares one with other callers (SQLite), or leaves its connection to them.
 _TRANSACTION_CONTROL = re.compile(r"\s*(BEGIN|START|COMMIT|END|ABORT|ROLLBACK|SAVEPOINT|RELEASE)\b", re.IGNORECASE)

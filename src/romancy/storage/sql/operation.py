@@ -45,6 +45,8 @@ class Traits(msgspec.Struct, frozen=True):
     """Repeating it after an unknown outcome does no harm and answers the same."""
     urgent: bool = False
     """It keeps locks alive: it goes before whatever else is waiting."""
+    own_sql: bool = False
+    """It is the user's own statement: a key that is taken is its answer, not a rival to let through."""
     undo: str | None = None
     """The storage's method that gives back what a cancelled caller would have won."""
 

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Protocol, TypeVar
 
-from ..errors import NotInTransactionError, TransactionDeadlineError, WrongTaskError
+from ..errors import NotInTransactionError, StorageError, TransactionDeadlineError, WrongTaskError
 from ..protocols import Executor, PostCommitCallback
 from .operation import Call, Hint
 from .runners.settled import settled
@@ -43,6 +43,7 @@ class Transaction:
         self.session = session
         self.owner = asyncio.current_task()
         self.finished = False
+        self.committed = False
         self.hints: list[Hint] = []
         self.callbacks: list[PostCommitCallback] = []
         self._savepoints: list[tuple[int, int]] = []
@@ -59,8 +60,12 @@ class Transaction:
         self._savepoints.append((len(self.hints), len(self.callbacks)))
 
     async def commit_nested(self) -> None:
+        try:
+            await settled(self.session.control(f"RELEASE SAVEPOINT romancy_{self.depth - 1}"))
+        except StorageError:
+            await self.rollback_nested()
+            raise
         self._savepoints.pop()
-        await settled(self.session.control(f"RELEASE SAVEPOINT romancy_{self.depth}"))
 
     async def rollback_nested(self) -> None:
         hints, callbacks = self._savepoints.pop()
@@ -73,7 +78,11 @@ class Transaction:
 
     async def finish(self, *, commit: bool) -> None:
         self.finished = True
-        await settled(self.session.commit() if commit else self.session.rollback())
+        await settled(self._commit() if commit else self.session.rollback())
+
+    async def _commit(self) -> None:
+        await self.session.commit()
+        self.committed = True
 
 
 class Transactions:
@@ -127,10 +136,12 @@ class Transactions:
             await current.commit_nested()
             return
         self._ambient.set(None)
-        await current.finish(commit=True)
-        self._announce(current.hints)
-        for callback in current.callbacks:
-            await _call_back(callback)
+        try:
+            await current.finish(commit=True)
+        finally:
+            if current.committed:  # even if the caller was cancelled meanwhile
+                self._announce(current.hints)
+                await _call_back(current.callbacks)
 
     async def rollback(self) -> None:
         """Undo the innermost savepoint or the transaction; nothing to do without one."""
@@ -154,13 +165,20 @@ class Transactions:
         return current
 
 
-async def _call_back(callback: PostCommitCallback) -> None:
-    try:
-        outcome = callback()
-        if inspect.isawaitable(outcome):
-            await outcome
-    except Exception:
-        log.exception("a post-commit callback failed; the transaction is committed")
+async def _call_back(callbacks: list[PostCommitCallback]) -> None:
+    """Run all callbacks in order, whatever becomes of one of them."""
+    cancelled: asyncio.CancelledError | None = None
+    for callback in callbacks:
+        try:
+            outcome = callback()
+            if inspect.isawaitable(outcome):
+                await outcome
+        except asyncio.CancelledError as error:
+            cancelled = error
+        except Exception:
+            log.exception("a post-commit callback failed; the transaction is committed")
+    if cancelled is not None:
+        raise cancelled
 
 
 class TransactionBlock:

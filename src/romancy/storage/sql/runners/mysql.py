@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from typing import Any
 
@@ -14,7 +15,8 @@ from ...urls import DatabaseURL
 from ..drivers.mysql import MySQLDriver
 from ..rows import Row
 from ..statement import NativeQuery, Query, Want
-from .server import Connection, ServerRunner, Trouble
+from .pool import Connection
+from .server import ServerRunner, Trouble
 
 _DUPLICATE = 1062
 _CONFLICTS = {
@@ -22,6 +24,7 @@ _CONFLICTS = {
     1205,  # lock wait timeout
     1020,  # record has changed since the snapshot (MariaDB)
     3572,  # NOWAIT
+    1317,  # interrupted, by a server that shuts down
     _DUPLICATE,  # two rivals inserted the same key at once: the second look finds the winner's row
 }
 _LOST = {1053, 1152, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2055, 4031, 0}
@@ -54,11 +57,20 @@ class MySQLConnection(Connection):
         cursor = self.raw.cursor()
         try:
             # Without arguments the text is sent as it is: a % in the user's SQL is no placeholder.
-            await cursor.execute(rendered.text, args if args or not isinstance(query, NativeQuery) else None)
+            text = cursor.mogrify(rendered.text, args if args or not isinstance(query, NativeQuery) else None)
+        except (TypeError, ValueError) as error:
+            raise DatabaseError(f"the arguments do not fit the statement: {error}") from error
+        try:
+            await cursor.execute(text)
         except my.IntegrityError as error:
             if rendered.duplicate_is_nothing and error_code(error) == _DUPLICATE:
                 return 0 if query.want is Want.COUNT else None
             raise
+        except (my.MySQLError, OSError):
+            raise
+        except Exception as error:
+            # Reading stopped in the middle of an answer: what follows on this connection would be the rest of it.
+            raise my.InternalError(f"the server's answer cannot be read: {error!r}") from error
         match query.want:
             case Want.COUNT:
                 return cursor.rowcount
@@ -82,10 +94,16 @@ class MySQLConnection(Connection):
         await self.raw.query("COMMIT")
 
     @property
+    def in_transaction(self) -> bool:
+        return bool(self.raw.get_transaction_status())
+
+    @property
     def broken(self) -> bool:
         return not self.raw.connected or self.raw._stream_broken
 
     def abort(self) -> None:
+        if self.raw._transport is not None:
+            self.raw._transport.abort()  # close() would first wait for a peer to read what is still to be sent
         self.raw._close_on_cancel()
 
     async def close(self) -> None:
@@ -113,6 +131,11 @@ class MySQLRunner(ServerRunner):
 
     async def connect_raw(self) -> Any:
         """A connection outside the pool: migrations keep theirs."""
+        # asyncmy's own timeout ends when the socket is open; a peer that then says nothing would be waited for.
+        async with asyncio.timeout(self._connect_timeout_sec):
+            return await self._connect_and_prepare()
+
+    async def _connect_and_prepare(self) -> Any:
         connection = await asyncmy.connect(
             host=self.url.host,
             port=self.url.port,
@@ -145,7 +168,9 @@ class MySQLRunner(ServerRunner):
     async def _connect(self) -> MySQLConnection:
         try:
             return MySQLConnection(await self.connect_raw(), self.driver)
-        except (OSError, TimeoutError, my.MySQLError) as error:
+        except StorageError:
+            raise
+        except Exception as error:
             raise _Unreachable(self.url.shown, error) from error
 
     def trouble(self, error: BaseException) -> Trouble:
@@ -157,6 +182,9 @@ class MySQLRunner(ServerRunner):
         if code in _LOST or isinstance(error, OSError | TimeoutError | my.InterfaceError | my.InternalError):
             return Trouble.LOST
         return Trouble.MISUSE if isinstance(error, ValueError | TypeError) else Trouble.REFUSED
+
+    def is_duplicate(self, error: BaseException) -> bool:
+        return error_code(error) == _DUPLICATE
 
     def translate(self, error: BaseException) -> StorageError:
         if isinstance(error, _Unreachable):
@@ -174,7 +202,8 @@ class _Unreachable(Exception):
     """No connection could be made."""
 
     def __init__(self, shown: str, error: BaseException) -> None:
-        super().__init__(f"cannot connect to {shown}: {_words(error) or type(error).__name__}")
+        reason = "no answer in time" if type(error) is TimeoutError else _words(error) or type(error).__name__
+        super().__init__(f"cannot connect to {shown}: {reason}")
         # A wrong password or database stays wrong; a server that is starting or full does not.
         self.worth_retrying = error_code(error) not in _WRONG_ADDRESS
 

@@ -12,12 +12,14 @@ from ...urls import DatabaseURL
 from ..drivers.postgres import PostgresDriver
 from ..rows import Row
 from ..statement import NativeQuery, Query, Want
-from .server import Connection, ServerRunner, Trouble
+from .pool import Connection
+from .server import ServerRunner, Trouble
 
 _CONFLICTS = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
     asyncpg.LockNotAvailableError,
+    asyncpg.InvalidCachedStatementError,  # a migration changed the table under a prepared statement
     asyncpg.UniqueViolationError,  # two rivals inserted the same key at once: the second look finds the winner's row
 )
 _LOST = (
@@ -26,7 +28,6 @@ _LOST = (
     asyncpg.CrashShutdownError,
     asyncpg.CannotConnectNowError,
     asyncpg.IdleInTransactionSessionTimeoutError,
-    asyncpg.InterfaceError,
     asyncpg.InternalClientError,
     OSError,
     TimeoutError,
@@ -74,6 +75,10 @@ class PostgresConnection(Connection):
             raise DatabaseError("the transaction was rolled back: one of its statements had failed")
 
     @property
+    def in_transaction(self) -> bool:
+        return bool(self.raw.is_in_transaction())
+
+    @property
     def broken(self) -> bool:
         return bool(self.raw.is_closed())
 
@@ -82,10 +87,7 @@ class PostgresConnection(Connection):
             self.raw.terminate()
 
     async def close(self) -> None:
-        try:
-            await self.raw.close(timeout=2.0)
-        except (asyncpg.PostgresError, OSError, TimeoutError):
-            self.abort()
+        await self.raw.close()
 
 
 def _row(record: Any) -> Row:
@@ -131,7 +133,9 @@ class PostgresRunner(ServerRunner):
     async def _connect(self) -> PostgresConnection:
         try:
             return PostgresConnection(await self.connect_raw(), self.driver)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except StorageError:
+            raise
+        except Exception as error:
             raise _Unreachable(self.url.shown, error) from error
 
     def trouble(self, error: BaseException) -> Trouble:
@@ -139,13 +143,12 @@ class PostgresRunner(ServerRunner):
             return Trouble.UNREACHABLE if error.worth_retrying else Trouble.REFUSED
         if isinstance(error, _CONFLICTS):
             return Trouble.CONFLICT
-        if isinstance(error, asyncpg.InterfaceError) and "server expects" in str(error):
-            return (
-                Trouble.REFUSED
-            )  # a number of arguments; the other InterfaceErrors are lost connections
         if isinstance(error, _LOST):
             return Trouble.LOST
         return Trouble.MISUSE if isinstance(error, ValueError | TypeError) else Trouble.REFUSED
+
+    def is_duplicate(self, error: BaseException) -> bool:
+        return isinstance(error, asyncpg.UniqueViolationError)
 
     def translate(self, error: BaseException) -> StorageError:
         if isinstance(error, _Unreachable):

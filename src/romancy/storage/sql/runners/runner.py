@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from ..operation import Call, Hint, Traits
 from ..transactions import Transactions
 
 T = TypeVar("T")
+
+log = logging.getLogger("romancy.storage")
 
 Probe = Callable[[str, str], None]
 """Called with a point ("before statement", "after commit") and an operation's name; tests raise from it."""
@@ -47,8 +50,12 @@ class BaseRunner(ABC):
 
     def check_usable(self) -> None:
         """StorageClosedError when closed, or when a forked child tries its parent's connections."""
+        self.check_process()
         if self.closed:
             raise StorageClosedError("the storage is closed")
+
+    def check_process(self) -> None:
+        """StorageClosedError in a forked child: connections cannot be shared with its parent."""
         if os.getpid() != self.pid:
             raise StorageClosedError("this process was forked from the one that opened the storage; open its own")
 
@@ -57,7 +64,10 @@ class BaseRunner(ABC):
         if hints:
             unique = list(dict.fromkeys(hints))
             for listener in self.listeners:
-                listener(unique)
+                try:
+                    listener(unique)
+                except Exception:
+                    log.exception("a listener failed; what it was told of is committed")
 
     def _probe(self, point: str, call: Call[T]) -> None:
         if self.probe is not None:

@@ -7,16 +7,16 @@ one small class each; here is when to begin, commit, retry and give up.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine
 from enum import Enum
 from typing import Any, TypeVar
 
 from ...errors import (
+    DatabaseError,
     OutcomeUnknownError,
     StorageClosedError,
     StorageError,
@@ -27,16 +27,17 @@ from ..drivers.driver import Driver
 from ..operation import Call, Hint, drive_async
 from ..statement import Query
 from ..transactions import Session, Transactions, describe_deadline
+from .pool import Connection, Pool
 from .runner import BaseRunner, undoing
 from .settled import settled
 
 T = TypeVar("T")
 
-_ATTEMPTS = 8
+_ATTEMPTS = 10
 _FIRST_PAUSE_SEC = 0.01
 _LONGEST_PAUSE_SEC = 0.5
-_IDLE_CHECK_SEC = 30.0
-_RESERVED = 2
+_CONFLICT_PATIENCE_SEC = 30.0
+_OUTAGE_PATIENCE_SEC = 3.0
 _CLOSE_DEADLINE_SEC = 10.0
 
 
@@ -50,162 +51,14 @@ class Trouble(Enum):
     MISUSE = "not the database's: an argument is wrong, and the caller is told so in the same words everywhere"
 
 
-class Connection(ABC):
-    """One connection to a server. Its methods raise the driver's own errors."""
+class Failure(Exception):
+    """A driver's error, what it means, and whether the write may have been committed all the same."""
 
-    used_at: float = 0.0
-
-    @abstractmethod
-    async def execute(self, query: Query[Any]) -> Any:
-        """Run a query and answer what it wants."""
-
-    @abstractmethod
-    async def control(self, statement: str) -> None:
-        """Run a statement without parameters or answer."""
-
-    async def begin(self) -> None:
-        await self.control("BEGIN")
-
-    @abstractmethod
-    async def commit(self) -> None:
-        """Commit, raising if the database rolled back instead."""
-
-    async def rollback(self) -> None:
-        await self.control("ROLLBACK")
-
-    @property
-    @abstractmethod
-    def broken(self) -> bool:
-        """Whether nothing more can be done with it."""
-
-    @abstractmethod
-    def abort(self) -> None:
-        """Close at once, whatever is under way."""
-
-    @abstractmethod
-    async def close(self) -> None:
-        """Close politely."""
-
-
-class Pool:
-    """A few connections for many callers; heartbeats wait at the head of the line."""
-
-    def __init__(self, connect: Callable[[], Awaitable[Connection]], size: int) -> None:
-        self._connect = connect
-        self._idle: list[Connection] = []
-        self._taken: set[Connection] = set()
-        self._open = 0
-        self._size = size
-        self._line: deque[asyncio.Future[None]] = deque()
-        self._transactions = asyncio.Semaphore(max(1, size - _RESERVED))
-        self.closed = False
-
-    @asynccontextmanager
-    async def connection(self, *, urgent: bool = False) -> AsyncIterator[Connection]:
-        """A connection for the length of the block."""
-        connection = await self.take(urgent=urgent)
-        try:
-            yield connection
-        finally:
-            self.give_back(connection)
-
-    async def take(self, *, urgent: bool = False) -> Connection:
-        """Wait for a connection; a new one is made when the pool is not full."""
-        while True:
-            if self.closed:
-                raise StorageClosedError("the storage is closed")
-            while self._idle:
-                connection = self._idle.pop()
-                if await self._alive(connection):
-                    self._taken.add(connection)
-                    return connection
-                self._open -= 1
-            if self._open < self._size:
-                return await self._add()
-            await self._stand_in_line(urgent=urgent)
-
-    async def _add(self) -> Connection:
-        self._open += 1
-        try:
-            connection = await self._connect()
-        except BaseException:
-            self._open -= 1
-            self._next_in_line()
-            raise
-        self._taken.add(connection)
-        return connection
-
-    async def _alive(self, connection: Connection) -> bool:
-        if connection.broken:
-            return False
-        if time.monotonic() - connection.used_at < _IDLE_CHECK_SEC:
-            return True
-        try:
-            await connection.control("SELECT 1")
-        except Exception:
-            connection.abort()
-            return False
-        return True
-
-    async def _stand_in_line(self, *, urgent: bool) -> None:
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if urgent:
-            self._line.appendleft(turn)
-        else:
-            self._line.append(turn)
-        try:
-            await turn
-        except BaseException:
-            if turn.done() and not turn.cancelled():
-                self._next_in_line()  # our turn came, but we are leaving
-            raise
-
-    def _next_in_line(self) -> None:
-        while self._line:
-            turn = self._line.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-
-    def give_back(self, connection: Connection) -> None:
-        """Return a connection; a broken one is forgotten."""
-        self._taken.discard(connection)
-        if connection.broken or self.closed:
-            connection.abort()
-            self._open -= 1
-        else:
-            connection.used_at = time.monotonic()
-            self._idle.append(connection)
-        self._next_in_line()
-
-    async def take_for_transaction(self) -> Connection:
-        """A connection for a user's transaction; some are always left for heartbeats and the like."""
-        await self._transactions.acquire()
-        try:
-            return await self.take()
-        except BaseException:
-            self._transactions.release()
-            raise
-
-    def give_back_from_transaction(self, connection: Connection) -> None:
-        self._transactions.release()
-        self.give_back(connection)
-
-    async def close(self, deadline_sec: float) -> None:
-        """Wait for taken connections to come back, within the deadline; then close all."""
-        self.closed = True
-        end = time.monotonic() + deadline_sec
-        while self._taken and time.monotonic() < end:  # noqa: ASYNC110 (an event would cost every call)
-            await asyncio.sleep(0.01)
-        for connection in list(self._taken):
-            connection.abort()
-        while self._line:
-            turn = self._line.popleft()
-            if not turn.done():
-                turn.set_exception(StorageClosedError("the storage was closed before the operation could run"))
-        for connection in self._idle:
-            await connection.close()
-        self._idle.clear()
+    def __init__(self, error: Exception, kind: Trouble) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.kind = kind
+        self.unsafe = False
 
 
 class ServerRunner(BaseRunner):
@@ -215,6 +68,7 @@ class ServerRunner(BaseRunner):
         super().__init__(driver, transaction_deadline_sec)
         self.pool = Pool(self._connect, pool_size)
         self.transactions = Transactions(self._open_session, self.announce)
+        self._under_way = 0
 
     @abstractmethod
     async def _connect(self) -> Connection:
@@ -225,6 +79,10 @@ class ServerRunner(BaseRunner):
         """What a driver's error means."""
 
     @abstractmethod
+    def is_duplicate(self, error: BaseException) -> bool:
+        """Whether a driver's error says that a key is taken."""
+
+    @abstractmethod
     def translate(self, error: BaseException) -> StorageError:
         """What a driver's error means to the caller, once retrying is over."""
 
@@ -233,17 +91,26 @@ class ServerRunner(BaseRunner):
         try:
             async with self.pool.connection():
                 pass
+        except StorageError:
+            raise
         except Exception as error:
             raise self._final(error, Trouble.UNREACHABLE) from error
 
     async def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            await self.pool.close(_CLOSE_DEADLINE_SEC)
+        if self.closed:
+            return
+        self.closed = True
+        if os.getpid() != self.pid:
+            return  # the connections are our parent's
+        end = time.monotonic() + _CLOSE_DEADLINE_SEC
+        while self._under_way and time.monotonic() < end:  # noqa: ASYNC110 (an event would cost every call)
+            await asyncio.sleep(0.01)
+        await self.pool.close(end)
 
     # An operation of its own.
 
     async def run(self, call: Call[T]) -> T:
+        self.check_process()
         transaction = self.transactions.current()
         if transaction is not None:
             return await transaction.run(call)
@@ -254,83 +121,91 @@ class ServerRunner(BaseRunner):
             async def undo(result: T) -> None:
                 await self._run_alone(undoing(call, result))
 
-        return await settled(self._run_alone(call), undo)
+        self._under_way += 1
+        try:
+            return await settled(self._run_alone(call), undo)
+        finally:
+            self._under_way -= 1
 
     async def _run_alone(self, call: Call[T]) -> T:
-        """Run an operation, again when the database asks for it; bounded, with jitter."""
+        return await self._retried(lambda: self._attempt(call), call.name, idempotent=call.traits.idempotent)
+
+    async def _retried(self, attempt: Callable[[], Coroutine[Any, Any, T]], name: str, *, idempotent: bool) -> T:
+        """Repeat what the database rolled back or an outage prevented; bounded, with jitter."""
+        begun = time.monotonic()
         pause = _FIRST_PAUSE_SEC
-        for attempt in range(1, _ATTEMPTS + 1):
+        unsafe = False
+        for attempts_left in reversed(range(_ATTEMPTS)):
             try:
-                return await self._attempt(call)
-            except StorageError:
-                raise
-            except _Unsafe as unsafe:
-                if not call.traits.idempotent:
-                    raise OutcomeUnknownError(
-                        f"the connection broke while {call.name} was being committed: it may or may not have happened"
-                    ) from unsafe.error
-                failure, kind = unsafe.error, Trouble.LOST
-            except Exception as error:
-                failure, kind = error, self.trouble(error)
-                if kind is Trouble.MISUSE:
-                    raise
-            if kind is Trouble.REFUSED or attempt == _ATTEMPTS:
-                raise self._final(failure, kind) from failure
+                return await attempt()
+            except Failure as failure:
+                failed = failure
+            unsafe |= failed.unsafe
+            patience = _CONFLICT_PATIENCE_SEC if failed.kind is Trouble.CONFLICT else _OUTAGE_PATIENCE_SEC
+            in_vain = failed.kind is Trouble.REFUSED or not attempts_left or time.monotonic() - begun > patience
+            if unsafe and (in_vain or not idempotent):
+                raise OutcomeUnknownError(
+                    f"the connection broke while {name} was being committed: it may or may not have happened"
+                ) from failed.error
+            if in_vain:
+                raise self._final(failed.error, failed.kind) from failed.error
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(2 * pause, _LONGEST_PAUSE_SEC)
         raise AssertionError("unreachable")
 
     async def _attempt(self, call: Call[T]) -> T:
         hints: list[Hint] = []
-        async with self.pool.connection(urgent=call.traits.urgent) as connection:
+        connection = await self._taken(self.pool.take(urgent=call.traits.urgent))
+        try:
             if call.traits.reads:
-                result = await drive_async(call.start(), self._executing(connection, call), hints)
+                result = await self._drive(connection, call, hints)
             elif call.traits.autocommit:
                 result = await self._in_autocommit(connection, call, hints)
             else:
                 result = await self._in_transaction(connection, call, hints)
+        except asyncio.CancelledError:
+            connection.abort()  # callers are shielded from this: it is the event loop that ends
+            raise
+        finally:
+            self.pool.give_back(connection)
         self.announce(hints)
         return result
 
+    async def _drive(self, connection: Connection, call: Call[T], hints: list[Hint]) -> T:
+        async def execute(query: Query[Any]) -> Any:
+            self._probe("before statement", call)
+            return await self._told(connection, connection.execute(query), call)
+
+        return await drive_async(call.start(), execute, hints)
+
     async def _in_autocommit(self, connection: Connection, call: Call[T], hints: list[Hint]) -> T:
         try:
-            result = await drive_async(call.start(), self._executing(connection, call), hints)
-        except Exception as error:
-            if not isinstance(error, StorageError) and self.trouble(error) is Trouble.LOST:
-                raise _Unsafe(error) from error
+            result = await self._drive(connection, call, hints)
+        except Failure as failure:
+            failure.unsafe = failure.kind is Trouble.LOST
             raise
+        if call.traits.own_sql and connection.in_transaction:
+            await self._roll_back(connection)
+            raise DatabaseError("a statement began a transaction and left it open; use `async with transaction():`")
         self._probe("after commit", call)
         return result
 
     async def _in_transaction(self, connection: Connection, call: Call[T], hints: list[Hint]) -> T:
-        await connection.begin()
+        await self._told(connection, connection.begin())
         try:
-            result = await drive_async(call.start(), self._executing(connection, call), hints)
-        except BaseException:
+            result = await self._drive(connection, call, hints)
+        except Exception:
             await self._roll_back(connection)
             raise
         await self._commit(connection)
         self._probe("after commit", call)
         return result
 
-    def _executing(self, connection: Connection, call: Call[Any]) -> Callable[[Query[Any]], Any]:
-        if self.probe is None:
-            return connection.execute
-
-        async def execute(query: Query[Any]) -> Any:
-            self._probe("before statement", call)
-            return await connection.execute(query)
-
-        return execute
-
     async def _commit(self, connection: Connection) -> None:
         try:
-            await connection.commit()
-        except Exception as error:
-            if isinstance(error, StorageError):
-                raise
-            if self.trouble(error) is Trouble.LOST:
-                raise _Unsafe(error) from error
+            await self._told(connection, connection.commit())
+        except Failure as failure:
+            failure.unsafe = failure.kind is Trouble.LOST
             await self._roll_back(connection)
             raise
 
@@ -342,6 +217,34 @@ class ServerRunner(BaseRunner):
             await connection.rollback()
         except Exception:
             connection.abort()  # the server rolls back what a lost connection leaves behind
+
+    # Errors of the driver.
+
+    async def _taken(self, taking: Coroutine[Any, Any, Connection]) -> Connection:
+        try:
+            return await taking
+        except StorageError:
+            raise
+        except Exception as error:
+            raise Failure(error, self.trouble(error)) from error
+
+    async def _told(self, connection: Connection, work: Awaitable[T], call: Call[Any] | None = None) -> T:
+        """Await the database's answer; a driver's error becomes a `Failure`."""
+        try:
+            return await work
+        except StorageError:
+            raise
+        except Exception as error:
+            kind = self.trouble(error)
+            if kind is Trouble.MISUSE:
+                raise
+            if kind is Trouble.REFUSED and connection.broken:
+                kind = Trouble.LOST
+            if kind is Trouble.CONFLICT and call is not None and call.traits.own_sql and self.is_duplicate(error):
+                kind = Trouble.REFUSED
+            if kind is Trouble.LOST:
+                connection.abort()  # whatever state it is in: nobody gets it again
+            raise Failure(error, kind) from error
 
     def _final(self, error: BaseException, kind: Trouble) -> StorageError:
         if isinstance(error, StorageError):
@@ -359,25 +262,19 @@ class ServerRunner(BaseRunner):
 
     async def _open_session(self, deadline_sec: float | None) -> Session:
         self.check_usable()
-        try:
-            connection = await self.pool.take_for_transaction()
-        except Exception as error:
-            raise self._final(error, Trouble.UNREACHABLE) from error
-        try:
-            await connection.begin()
-        except Exception as error:
-            self.pool.give_back_from_transaction(connection)
-            raise self._final(error, self.trouble(error)) from error
         limit = self.transaction_deadline_sec if deadline_sec is None else deadline_sec
-        return _Interactive(self, connection, limit)
+        return await self._retried(lambda: self._begin_session(limit), "begin_transaction", idempotent=True)
 
-
-class _Unsafe(Exception):
-    """The connection broke when the write may have been committed."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(str(error))
-        self.error = error
+    async def _begin_session(self, deadline_sec: float) -> Session:
+        connection = await self._taken(self.pool.take_for_transaction())
+        try:
+            await self._told(connection, connection.begin())
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                connection.abort()
+            self.pool.give_back_from_transaction(connection)
+            raise
+        return _Interactive(self, connection, deadline_sec)
 
 
 class _Interactive:
@@ -388,9 +285,10 @@ class _Interactive:
         self._connection = connection
         self._deadline_sec = deadline_sec
         self._over: StorageError | None = None
-        self._busy = False
+        """Why the transaction is no more."""
+        self._failed: StorageError | None = None
+        """The refused statement after which only going back to a savepoint, or all the way, is possible."""
         self._released = False
-        self._aborting: asyncio.Task[None] | None = None
         self._alarm = asyncio.get_running_loop().call_later(deadline_sec, self._expire)
 
     async def run(self, call: Call[T], hints: list[Hint]) -> T:
@@ -403,84 +301,87 @@ class _Interactive:
         return result
 
     async def _drive(self, call: Call[T], hints: list[Hint]) -> T:
-        return await drive_async(call.start(), self._runner._executing(self._connection, call), hints)
-
-    async def _in_savepoint(self, call: Call[T], hints: list[Hint]) -> T:
-        await self._connection.control("SAVEPOINT operation")
-        try:
-            result = await self._drive(call, hints)
-        except Exception as error:
-            if isinstance(error, StorageError) or self._runner.trouble(error) is Trouble.MISUSE:
-                await self._connection.control("ROLLBACK TO SAVEPOINT operation")
-                await self._connection.control("RELEASE SAVEPOINT operation")
-            raise
-        await self._connection.control("RELEASE SAVEPOINT operation")
+        result = await self._runner._drive(self._connection, call, hints)
+        if call.traits.own_sql and not self._connection.in_transaction:
+            self._over = DatabaseError("a statement ended the transaction, as COMMIT does, and on MySQL also CREATE")
+            raise self._over
         return result
 
+    async def _in_savepoint(self, call: Call[T], hints: list[Hint]) -> T:
+        await self._control("SAVEPOINT operation")
+        try:
+            result = await self._drive(call, hints)
+        except Failure:
+            raise
+        except Exception:
+            await self._control("ROLLBACK TO SAVEPOINT operation")
+            await self._control("RELEASE SAVEPOINT operation")
+            raise
+        await self._control("RELEASE SAVEPOINT operation")
+        return result
+
+    async def _control(self, statement: str) -> None:
+        await self._runner._told(self._connection, self._connection.control(statement))
+
     async def control(self, statement: str) -> None:
-        await self._doing(self._connection.control(statement))
+        if statement.startswith("ROLLBACK TO"):
+            self._failed = None
+        await self._doing(self._control(statement))
 
     async def commit(self) -> None:
-        if self._over is not None:
-            self._release()
-            raise self._over
         self._alarm.cancel()
         try:
+            if self._over is not None:
+                raise self._over
+            if self._failed is not None:
+                await self._runner._roll_back(self._connection)
+                raise self._failed
             await self._runner._commit(self._connection)
-            call_over = StorageClosedError("the transaction is over")
-            self._over = call_over
-        except _Unsafe as unsafe:
-            raise OutcomeUnknownError(
-                "the connection broke while the transaction was being committed: it may or may not have happened"
-            ) from unsafe.error
-        except StorageError:
-            raise
-        except Exception as error:
-            raise self._runner._final(error, self._runner.trouble(error)) from error
+        except Failure as failure:
+            if failure.unsafe:
+                raise OutcomeUnknownError(
+                    "the connection broke while the transaction was being committed: it may or may not have happened"
+                ) from failure.error
+            raise self._runner._final(failure.error, failure.kind) from failure.error
         finally:
-            self._release()
+            self._end()
 
     async def rollback(self) -> None:
         self._alarm.cancel()
         if self._over is None:
             await self._runner._roll_back(self._connection)
-            self._over = StorageClosedError("the transaction is over")
-        self._release()
+        self._end()
 
-    async def _doing(self, work: Awaitable[T]) -> T:
-        """Run one thing on the connection; an error of the database ends the transaction."""
-        if self._over is not None:
-            if asyncio.iscoroutine(work):
-                work.close()
-            raise self._over
-        self._busy = True
+    async def _doing(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run one thing on the connection, in a transaction that can still do things."""
+        unable = self._over or self._failed
+        if unable is not None:
+            work.close()
+            raise unable
         try:
             return await work
-        except StorageError:
-            raise
-        except Exception as error:
+        except Failure as failure:
             if self._over is not None:
-                raise self._over from error
-            kind = self._runner.trouble(error)
-            if kind is Trouble.MISUSE:
-                raise
-            failure = self._runner._final(error, kind)
-            # PostgreSQL refuses everything after an error, MySQL has rolled back after a deadlock: neither can go on.
-            self._over = failure
-            await self._runner._roll_back(self._connection)
-            raise failure from error
-        finally:
-            self._busy = False
+                raise self._over from failure.error
+            final = self._runner._final(failure.error, failure.kind)
+            if failure.kind is Trouble.REFUSED:
+                # PostgreSQL refuses everything after an error: so do we, the same on every database.
+                self._failed = final
+            else:
+                self._over = final  # MySQL has rolled everything back after a deadlock
+                await self._runner._roll_back(self._connection)
+            raise final from failure.error
 
     def _expire(self) -> None:
         if self._over is not None:
             return
-        self._over = describe_deadline(self._deadline_sec)
         # The server rolls back what a closed connection leaves behind; a statement under way fails at once.
         self._connection.abort()
-        self._release()
+        self._over = describe_deadline(self._deadline_sec)
+        self._end()
 
-    def _release(self) -> None:
+    def _end(self) -> None:
+        self._over = self._over or StorageClosedError("the transaction is over")
         if not self._released:
             self._released = True
             self._runner.pool.give_back_from_transaction(self._connection)

@@ -15,8 +15,10 @@ import random
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from ...errors import (
@@ -41,6 +43,7 @@ MEMORY = ":memory:"
 _LARGEST_BATCH = 512
 _READERS = 4
 _CLOSE_DEADLINE_SEC = 10.0
+_ABANDON_SEC = 2.0
 
 
 class _Job:
@@ -72,6 +75,8 @@ class _Job:
         try:
             return await self.future
         except asyncio.CancelledError:
+            if not self.future.cancelled():
+                self.future.exception()  # seen: the cancellation is the answer
             while not self.settled:
                 self.future = self.loop.create_future()
                 try:
@@ -104,6 +109,9 @@ class SQLiteRunner(BaseRunner):
         self._busy_sec = transaction_deadline_sec + 10.0 if busy_sec is None else busy_sec
         self._queue: queue.SimpleQueue[_Job | _Interactive | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._stopped = False
+        self._abandoned = False
+        self._session: _Interactive | None = None
         self._starting = threading.Lock()
         self._connections: list[sqlite3.Connection] = []
         self._writer: sqlite3.Connection | None = None
@@ -115,6 +123,7 @@ class SQLiteRunner(BaseRunner):
     # Callers' side.
 
     async def run(self, call: Call[T]) -> T:
+        self.check_process()
         transaction = self.transactions.current()
         if transaction is not None:
             return await transaction.run(call)
@@ -126,37 +135,55 @@ class SQLiteRunner(BaseRunner):
     async def open(self) -> None:
         """Open the file; a clear error when that cannot be done."""
         self.check_usable()
-        await asyncio.get_running_loop().run_in_executor(self._reading_threads(), self._ensure_thread)
+        if self._thread is None:
+            await self._in_thread(self._ensure_thread)
 
     async def _write(self, call: Call[T]) -> T:
-        self._ensure_thread()
+        await self.open()
         job = _Job(call, asyncio.get_running_loop())
-        self._queue.put(job)
+        self._enqueue(job)
         try:
             return await job.outcome()  # type: ignore[no-any-return]
         except asyncio.CancelledError:
             if job.error is None and call.traits.undo is not None:
-                await self._write(undoing(call, job.result))
+                await self._undo(call, job.result)
             raise
+
+    async def _undo(self, call: Call[T], result: T) -> None:
+        """Give back what a cancelled caller has won; what cannot be given back expires by itself."""
+        job = _Job(undoing(call, result), asyncio.get_running_loop())
+        self._enqueue(job)
+        with suppress(StorageError):
+            await job.outcome()
+
+    def _enqueue(self, item: _Job | _Interactive) -> None:
+        self._queue.put(item)
+        if self._stopped:  # looked at after putting: the writer empties its queue after saying that it has stopped
+            self._refuse_queued()
 
     async def _read(self, call: Call[T]) -> T:
         if call.traits.by_key:
             try:
-                return self._read_on(self._loop_connection(), call)
+                return self._read_on(await self._loop_connection(), call)
             except StorageError as error:
                 if not isinstance(error, TransientStorageError):
                     raise
                 # Somebody is recovering or checkpointing the file right now: wait in a thread, not in the loop.
-        return await asyncio.get_running_loop().run_in_executor(
-            self._reading_threads(), lambda: self._read_on(self._thread_connection(), call)
-        )
+        return await self._in_thread(lambda: self._read_on(self._thread_connection(), call))
+
+    async def _loop_connection(self) -> sqlite3.Connection:
+        if self._loop_reader is not None:
+            return self._loop_reader
+        return await self._in_thread(self._open_loop_reader)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._reading_threads(), work)
 
     async def _open_session(self, deadline_sec: float | None) -> Session:
-        self.check_usable()
-        self._ensure_thread()
+        await self.open()
         loop = asyncio.get_running_loop()
         session = _Interactive(self, loop, self.transaction_deadline_sec if deadline_sec is None else deadline_sec)
-        self._queue.put(session)
+        self._enqueue(session)
         await session.began
         return session
 
@@ -165,27 +192,53 @@ class SQLiteRunner(BaseRunner):
         if self.closed:
             return
         self.closed = True
-        if os.getpid() != self.pid:
-            return
+        if os.getpid() == self.pid:
+            # In a thread: the last connection of a file that closes writes its log back.
+            await asyncio.to_thread(self._shut_down, time.monotonic() + _CLOSE_DEADLINE_SEC)
+
+    def _shut_down(self, deadline: float) -> None:
         if self._thread is not None:
             self._queue.put(None)
-            await asyncio.to_thread(self._thread.join, _CLOSE_DEADLINE_SEC)
+            self._thread.join(max(0.0, deadline - time.monotonic()))
             if self._thread.is_alive():
-                self._fail_queued()
+                self._abandon_writing(self._thread)
         if self._reader_threads is not None:
-            await asyncio.to_thread(self._reader_threads.shutdown)
-        for connection in self._connections:
-            connection.close()
+            self._stop_reading(self._reader_threads, deadline)
+        if self._thread is None or not self._thread.is_alive():
+            for connection in self._connections:
+                connection.close()
 
-    def _fail_queued(self) -> None:
+    def _abandon_writing(self, thread: threading.Thread) -> None:
+        """The deadline has passed: end what the writer is at, and refuse what it has not begun."""
+        self._abandoned = True
+        self._connection().interrupt()
+        if (session := self._session) is not None:
+            session.abandon()
+        thread.join(_ABANDON_SEC)
+        self._refuse_queued()
+
+    def _stop_reading(self, readers: ThreadPoolExecutor, deadline: float) -> None:
+        """Let reads finish; those that are not done at the deadline are interrupted."""
+        stopping = threading.Thread(target=readers.shutdown, daemon=True)
+        stopping.start()
+        stopping.join(max(0.0, deadline - time.monotonic()))
+        if stopping.is_alive():
+            self._abandoned = True
+            for connection in self._connections:
+                connection.interrupt()
+            stopping.join(_ABANDON_SEC)
+
+    def _refuse_queued(self) -> None:
         while True:
             try:
-                job = self._queue.get_nowait()
+                item = self._queue.get_nowait()
             except queue.Empty:
                 return
-            if isinstance(job, _Job):
-                job.error = StorageClosedError("the storage was closed before the operation could run")
-                job.answer()
+            if isinstance(item, _Job):
+                self._refuse([item], _closed())
+                self._answer([item])
+            elif item is not None:
+                item.refuse(_closed())
 
     # Connections.
 
@@ -198,7 +251,7 @@ class SQLiteRunner(BaseRunner):
             raise StorageUnavailableError(f"cannot open the SQLite database {self.path!r}: {error}") from error
         try:
             if not self.in_memory:
-                connection.execute("PRAGMA journal_mode = WAL")
+                self._patiently(connection, "PRAGMA journal_mode = WAL")
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
             connection.execute("PRAGMA foreign_keys = ON")
             connection.execute(f"PRAGMA busy_timeout = {round(busy_sec * 1000)}")
@@ -220,10 +273,11 @@ class SQLiteRunner(BaseRunner):
                 thread.start()
                 self._thread = thread
 
-    def _loop_connection(self) -> sqlite3.Connection:
-        if self._loop_reader is None:
-            self._loop_reader = self._connect(busy_sec=0.0)
-        return self._loop_reader
+    def _open_loop_reader(self) -> sqlite3.Connection:
+        with self._starting:
+            if self._loop_reader is None:
+                self._loop_reader = self._connect(busy_sec=0.0)
+            return self._loop_reader
 
     def _thread_connection(self) -> sqlite3.Connection:
         connection: sqlite3.Connection | None = getattr(self._readers, "connection", None)
@@ -237,30 +291,44 @@ class SQLiteRunner(BaseRunner):
         return self._reader_threads
 
     def _read_on(self, connection: sqlite3.Connection, call: Call[T]) -> T:
-        return drive(call.start(), lambda query: self._execute(connection, query), [])
+        def execute(query: Query[Any]) -> Any:
+            self._probe("before statement", call)
+            return self._execute(connection, query)
+
+        return drive(call.start(), execute, [])
 
     # The writer thread.
 
     def _work(self) -> None:
         waiting: list[_Job] = []
-        sessions: list[_Interactive] = []
+        sessions: deque[_Interactive] = deque()
         stopping = False
         while not stopping or waiting or sessions:
             if not waiting and not sessions:
-                stopping = self._sort(self._queue.get(), waiting, sessions)
+                stopping |= self._sort(self._queue.get(), waiting, sessions)
             while not self._queue.empty():
                 stopping |= self._sort(self._queue.get(), waiting, sessions)
             # Heartbeats first; the sort is stable, so everybody else keeps their turn.
             waiting.sort(key=lambda job: not job.call.traits.urgent)
             batch, waiting = waiting[:_LARGEST_BATCH], waiting[_LARGEST_BATCH:]
             if batch:
-                self._commit_together(batch)
-                self._answer(batch)
-            elif sessions:
-                sessions.pop(0).serve(self._connection())
+                self._serve(batch)
+            if sessions:  # by turns: neither many operations nor many transactions keep the other from the writer
+                self._session = sessions.popleft()
+                self._session.serve(self._connection())
+                self._session = None
+        self._stopped = True
+        self._refuse_queued()
+
+    def _serve(self, batch: list[_Job]) -> None:
+        try:
+            self._commit_together(batch)
+        except BaseException as error:  # the thread must live: everybody else would wait for ever
+            self._refuse(batch, error)
+        self._answer(batch)
 
     @staticmethod
-    def _sort(item: _Job | _Interactive | None, waiting: list[_Job], sessions: list[_Interactive]) -> bool:
+    def _sort(item: _Job | _Interactive | None, waiting: list[_Job], sessions: deque[_Interactive]) -> bool:
         """Put what came out of the queue where it belongs; whether it was the word to stop."""
         if isinstance(item, _Job):
             waiting.append(item)
@@ -277,6 +345,10 @@ class SQLiteRunner(BaseRunner):
         connection = self._connection()
         try:
             self._begin(connection)
+        except (sqlite3.Error, StorageError) as error:
+            self._refuse(batch, error)  # nothing has been run, and waiting again for each of them would take for ever
+            return
+        try:
             for job in batch:
                 self._run_in_batch(connection, job, alone=len(batch) == 1)
             if connection.in_transaction:
@@ -295,20 +367,25 @@ class SQLiteRunner(BaseRunner):
 
     def _one_by_one(self, batch: list[_Job], error: sqlite3.Error) -> None:
         if len(batch) == 1:
-            self._refuse(batch, self.translate(error))
+            self._refuse(batch, error)
             return
         for job in batch:
             self._commit_together([job])
 
-    @staticmethod
-    def _refuse(batch: list[_Job], error: BaseException) -> None:
+    def _refuse(self, batch: list[_Job], error: BaseException) -> None:
         for job in batch:
-            job.error, job.hints = error, []
+            job.hints = []
+            if isinstance(error, sqlite3.Error):
+                job.error = self.translate(error)  # each caller gets one of its own: raising an exception changes it
+                job.error.__cause__ = error
+            else:
+                job.error = error
 
     def _run_in_batch(self, connection: sqlite3.Connection, job: _Job, *, alone: bool) -> None:
         job.result, job.error, job.hints = None, None, []
         # One statement undoes itself; alone, the whole transaction is the savepoint.
-        guarded = not (alone or job.call.traits.autocommit)
+        traits = job.call.traits
+        guarded = not alone and (traits.own_sql or not traits.autocommit)
         try:
             job.result = self._drive(connection, job.call, job.hints, guarded=guarded)
         except _TransactionGone:
@@ -325,29 +402,39 @@ class SQLiteRunner(BaseRunner):
             self._probe("before statement", call)
             return self._execute(connection, query)
 
-        if guarded:
-            connection.execute("SAVEPOINT operation")
         try:
-            result = drive(call.start(), execute, hints)
-        except BaseException as error:
-            if not connection.in_transaction:
-                # Disk full and its like end the whole transaction, whatever savepoints there are.
-                cause = error.__cause__ if isinstance(error.__cause__, sqlite3.Error) else sqlite3.Error(str(error))
-                raise _TransactionGone(cause) from error
             if guarded:
-                connection.execute("ROLLBACK TO operation")
+                connection.execute("SAVEPOINT operation")
+            try:
+                result = drive(call.start(), execute, hints)
+            except BaseException as error:
+                if not connection.in_transaction:
+                    # Disk full and its like end the whole transaction, whatever savepoints there are.
+                    cause = error.__cause__ if isinstance(error.__cause__, sqlite3.Error) else sqlite3.Error(str(error))
+                    raise _TransactionGone(cause) from error
+                if guarded:
+                    connection.execute("ROLLBACK TO operation")
+                    connection.execute("RELEASE operation")
+                raise
+            if guarded:
                 connection.execute("RELEASE operation")
-            raise
-        if guarded:
-            connection.execute("RELEASE operation")
+        except sqlite3.Error as error:  # of the savepoint: what it kept apart is no longer apart
+            raise _TransactionGone(error) from error
+        if not connection.in_transaction:
+            raise _TransactionGone(sqlite3.Error("a statement ended the transaction, as COMMIT and ROLLBACK do"))
         return result
 
     def _begin(self, connection: sqlite3.Connection) -> None:
-        """Take the write lock, waiting with jitter: SQLite's own waiting is unfair between processes."""
+        self._patiently(connection, "BEGIN IMMEDIATE")
+
+    def _patiently(self, connection: sqlite3.Connection, statement: str) -> None:
+        """Wait for the file's locks, with jitter: SQLite's own waiting is unfair between processes."""
         deadline = time.monotonic() + self._busy_sec
         while True:
+            if self._abandoned:
+                raise _closed()
             try:
-                connection.execute("BEGIN IMMEDIATE")
+                connection.execute(statement)
                 return
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
@@ -376,6 +463,8 @@ class SQLiteRunner(BaseRunner):
 
     def _execute(self, connection: sqlite3.Connection, query: Query[Any]) -> Any:
         rendered, args = query.resolve(self.driver)
+        if self._abandoned:
+            raise _closed()
         try:
             cursor = connection.execute(rendered.text, args)
             want = query.want
@@ -406,6 +495,8 @@ class SQLiteRunner(BaseRunner):
         if isinstance(error, StorageError):
             return error
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_INTERRUPT and self._abandoned:
+            return _closed()
         if "no such table" in str(error) or "no such column" in str(error):
             return SchemaError(f"{error}: the schema is missing or old; run initialize() first")
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -423,6 +514,18 @@ class _TransactionGone(Exception):
         self.error = error
 
 
+class _Refused(Exception):
+    """A statement of a user's transaction failed."""
+
+    def __init__(self, error: StorageError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _closed() -> StorageClosedError:
+    return StorageClosedError("the storage was closed before the operation could be done")
+
+
 Command = Callable[[sqlite3.Connection], Any]
 
 
@@ -433,8 +536,11 @@ class _Interactive:
         self._runner = runner
         self._loop = loop
         self._deadline_sec = deadline_sec
-        self._commands: queue.SimpleQueue[tuple[Command, asyncio.Future[Any], bool]] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[tuple[Command, asyncio.Future[Any], bool] | None] = queue.SimpleQueue()
         self._over: StorageError | None = None
+        """Why the transaction is no more."""
+        self._failed: StorageError | None = None
+        """The refused statement after which only going back to a savepoint, or all the way, is possible."""
         self.began: asyncio.Future[None] = loop.create_future()
 
     # Callers' side.
@@ -444,28 +550,55 @@ class _Interactive:
         guarded = not (call.traits.autocommit or call.traits.reads)
 
         def command(connection: sqlite3.Connection) -> T:
-            return self._runner._drive(connection, call, collected, guarded=guarded)
+            try:
+                return self._runner._drive(connection, call, collected, guarded=guarded)
+            except StorageError as error:
+                if isinstance(error.__cause__, sqlite3.Error) and not call.traits.reads:
+                    raise _Refused(error) from error
+                raise
 
+        self._check_able()
         result: T = await self._send(command)
         hints.extend(collected)
         return result
 
     async def control(self, statement: str) -> None:
+        if statement.startswith("ROLLBACK TO"):
+            self._failed = None
+        self._check_able()
         await self._send(lambda connection: connection.execute(statement))
 
     async def commit(self) -> None:
+        if self._failed is not None:
+            await self.rollback()
+            raise self._failed
         await self._send(lambda connection: connection.execute("COMMIT"), last=True)
 
     async def rollback(self) -> None:
         if self._over is None:
-            await self._send(self._runner._abandon, last=True)
+            with suppress(StorageError):  # it was over by the time the writer saw this
+                await self._send(self._runner._abandon, last=True)
+
+    def _check_able(self) -> None:
+        unable = self._over or self._failed
+        if unable is not None:
+            raise unable
 
     async def _send(self, command: Command, *, last: bool = False) -> Any:
-        if self._over is not None:
-            raise self._over
         future: asyncio.Future[Any] = self._loop.create_future()
         self._commands.put((command, future, last))
+        if self._over is not None:  # looked at after putting: the writer refuses what is there after saying so
+            self._refuse_commands(self._over)
         return await future
+
+    def abandon(self) -> None:
+        """End the transaction from outside."""
+        self._commands.put(None)
+
+    def refuse(self, error: StorageError) -> None:
+        """Never begin."""
+        self._over = error
+        self._tell(self.began, None, error)
 
     # The writer thread.
 
@@ -473,27 +606,38 @@ class _Interactive:
         """Run the commands of this transaction until its last one or its deadline."""
         try:
             self._runner._begin(connection)
-        except sqlite3.Error as error:
-            self._over = self._runner.translate(error)
-            self._tell(self.began, None, self._over)
+        except (sqlite3.Error, StorageError) as error:
+            self.refuse(self._runner.translate(error))
             return
         self._tell(self.began, None, None)
         deadline = time.monotonic() + self._deadline_sec
         while self._over is None:
             try:
-                command, future, last = self._commands.get(timeout=max(0.0, deadline - time.monotonic()))
+                told = self._commands.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 self._over = describe_deadline(self._deadline_sec)
                 break
+            if told is None:
+                self._over = _closed()
+                break
+            command, future, last = told
             self._obey(connection, command, future, last=last)
             if last:
                 self._over = self._over or StorageClosedError("the transaction is over")
             elif time.monotonic() > deadline:
                 self._over = describe_deadline(self._deadline_sec)
-        self._runner._abandon(connection)
-        while not self._commands.empty():
-            _, future, _ = self._commands.get()
-            self._tell(future, None, self._over)
+        with suppress(sqlite3.Error):
+            self._runner._abandon(connection)
+        self._refuse_commands(self._over)
+
+    def _refuse_commands(self, error: StorageError) -> None:
+        while True:
+            try:
+                told = self._commands.get_nowait()
+            except queue.Empty:
+                return
+            if told is not None:
+                self._tell(told[1], None, error)
 
     def _obey(
         self, connection: sqlite3.Connection, command: Command, future: asyncio.Future[Any], *, last: bool
@@ -504,12 +648,15 @@ class _Interactive:
             result = command(connection)
         except _TransactionGone as gone:
             failure = self._over = self._runner.translate(gone.error)
+            failure.__cause__ = gone.error
         except sqlite3.Error as error:
-            failure = translated = self._runner.translate(error)
-            if last or not connection.in_transaction:
-                self._over = translated
+            failure = self._over = self._runner.translate(error)
+            failure.__cause__ = error
         except BaseException as error:
             failure = error
+            if isinstance(error, _Refused):
+                # PostgreSQL refuses everything after an error: so do we, the same on every database.
+                failure = self._failed = error.error
         self._tell(future, result, failure)
 
     def _tell(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
