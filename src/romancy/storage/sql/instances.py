@@ -304,18 +304,19 @@ class Instances(Ending):
             contains("i.workflow_name", options.workflow_name_filter)
         if options.instance_id_filter:
             contains("i.instance_id", options.instance_id_filter)
+        started = driver.make_datetime_comparable("i.started_at")
         if options.started_after is not None:
-            conditions.append(f"i.started_at > {given(driver.encode_time(options.started_after))}")
+            conditions.append(f"{started} > {given(driver.encode_time(options.started_after))}")
         if options.started_before is not None:
-            conditions.append(f"i.started_at < {given(driver.encode_time(options.started_before))}")
+            conditions.append(f"{started} < {given(driver.encode_time(options.started_before))}")
         key = driver.byte_order("i.instance_id")
         if options.page_token:
             started_at, instance_id = read_page_token(options.page_token)
             moment = driver.encode_time(started_at)
             conditions.append(
-                f"(i.started_at < {given(moment)} OR (i.started_at = {given(moment)} AND {key} < {given(instance_id)}))"
+                f"({started} < {given(moment)} OR ({started} = {given(moment)} AND {key} < {given(instance_id)}))"
             )
-            conditions.append(f"i.started_at <= {given(moment)}")  # what an index can start from
+            conditions.append(f"{started} <= {given(moment)}")  # what an index can start from
         if options.input_filters:
             filters, more = InputFilterBuilder(driver, column="i.input_data").build_filter_query(
                 options.input_filters, len(arguments) + 1
@@ -324,9 +325,7 @@ class Instances(Ending):
             arguments.extend(more)
         selected = driver.expand(FRAGMENTS["instance_columns" if payloads else "listed_columns"])
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        text = (
-            f"SELECT {selected} FROM workflow_instances i{where} ORDER BY i.started_at DESC, {key} DESC LIMIT {limit:d}"
-        )
+        text = f"SELECT {selected} FROM workflow_instances i{where} ORDER BY {started} DESC, {key} DESC LIMIT {limit:d}"
         return NativeQuery(text, arguments, Want.ALL, row_decoder(WorkflowInstance, driver))
 
     @operation(reads=True)

@@ -90,7 +90,7 @@ class Driver(ABC):
         return self.now()
 
     def make_datetime_comparable(self, column: str) -> str:
-        """The column itself: times are stored so that they compare as they are, and indexes stay usable."""
+        """A time column as it is compared with other times, another framework's included."""
         return column
 
     @abstractmethod

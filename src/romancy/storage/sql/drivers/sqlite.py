@@ -1,4 +1,4 @@
-"""SQLite's words. Times are text of fixed width, so they compare and sort as they are."""
+"""SQLite's words. Our times are text of fixed width, so they compare and sort as they are."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ class SQLiteDriver(Driver):
     def now(self) -> str:
         shift = f", '{self.clock_offset:+.3f} seconds'" if self.clock_offset else ""
         return f"strftime({_TIME}, 'now'{shift})"
+
+    def make_datetime_comparable(self, column: str) -> str:
+        # Edda leaves out the fraction, and the text without it sorts before the same moment with zeros. The indexes of
+        # list_instances have this expression.
+        return f"substr({column} || '.000000', 1, 26)"
 
     def seconds_after(self, moment: str, parameter: str) -> str:
         return f"strftime({_TIME}, {moment}, printf('%+.6f seconds', {parameter}))"
