@@ -20,6 +20,7 @@ from .errors import (
     WorkflowMismatchError,
 )
 from .notices import hear
+from .outbox import Publisher, Relayer
 from .serialization import Signature, StoredError
 from .storage import (
     HistoryIterator,
@@ -106,7 +107,7 @@ class App:
     """Durable workflows on one database.
 
     ``async with App(url, workflows=[…]) as app:`` brings the schema up to date and runs a worker; with
-    ``worker=False`` it is only a client.
+    ``worker=False`` it is only a client. With ``outbox=`` it also relays events to that publisher.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class App:
         worker: bool = True,
         service: str | None = None,
         settings: Settings | None = None,
+        outbox: Publisher | None = None,
         **storage_options: Any,
     ) -> None:
         self.storage: SQLStorage = open_storage(url, **storage_options)
@@ -124,6 +126,8 @@ class App:
         self._service = service
         self._settings = settings or Settings()
         self._wants_worker = worker
+        self._publisher = outbox
+        self._relaying: asyncio.Task[None] | None = None
         self.worker: Worker | None = None
         self._waiting: dict[str, set[asyncio.Event]] = {}
         self._listening: asyncio.Task[None] | None = None
@@ -134,6 +138,9 @@ class App:
         if self._wants_worker:
             self.worker = Worker(self.storage, self.workflows, self._settings, self._service)
             await self.worker.start()
+        if self._publisher is not None:
+            self._relayer = Relayer(self.storage, self._publisher, poll_sec=self._settings.poll_sec)
+            self._relaying = asyncio.create_task(self._relayer.run(), name="Relayer")
         return self
 
     async def __aexit__(
@@ -141,9 +148,10 @@ class App:
     ) -> None:
         if self.worker is not None:
             await self.worker.stop()
-        if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.wait({self._listening})
+        for task in (self._listening, self._relaying):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
         await self.storage.close()
 
     async def start(
@@ -229,6 +237,8 @@ class App:
         if hint.topic == "workflow_finished":
             for told in self._waiting.get(msgspec.json.decode(hint.payload)["instance_id"], ()):
                 told.set()
+        elif hint.topic == "workflow_outbox_pending" and self._relaying is not None:
+            self._relayer.wake()
 
 
 def _by_name(workflows: Iterable[Workflow[Any, Any]]) -> dict[str, Workflow[Any, Any]]:

@@ -73,10 +73,10 @@ class _Outcome(msgspec.Struct, frozen=True):
 class Compensator:
     """Undoes what an instance did, and ends it as failed or cancelled."""
 
-    def __init__(self, storage: SQLStorage, lock: Lock, retry: Retry = COMPENSATION_RETRY) -> None:
+    def __init__(self, storage: SQLStorage, lock: Lock, retry: Retry | None = None) -> None:
         self._storage = storage
         self._lock = lock
-        self._retry = retry
+        self._retry = retry or COMPENSATION_RETRY
 
     async def run(self) -> None:
         """Run all compensations that are due, then end the instance; parks it when one keeps failing."""

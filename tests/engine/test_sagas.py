@@ -1,0 +1,169 @@
+"""Sagas: no effect is left without its compensation; cancelling stops work wherever it is."""
+
+import asyncio
+
+import pytest
+
+from romancy import (
+    NO_RETRY,
+    WorkflowCancelledError,
+    WorkflowFailedError,
+    activity,
+    compensate_with,
+    sleep,
+    start_child,
+    workflow,
+)
+from romancy.storage import SQLStorage, WorkflowStatus
+from tests.engine.conftest import MakeApp
+from tests.engine.test_messages import until
+
+log: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _fresh_log() -> None:
+    log.clear()
+
+
+async def refund(order: str, amount: int, result: str | None = None) -> None:
+    log.append(f"refund {order} {amount} {result}")
+
+
+@activity(compensate=refund)
+async def charge(order: str, amount: int) -> str:
+    log.append(f"charge {order} {amount}")
+    return f"receipt-{order}"
+
+
+def unpack(order: str) -> None:
+    log.append(f"unpack {order}")
+
+
+@activity(compensate=unpack)
+async def pack(order: str) -> None:
+    log.append(f"pack {order}")
+
+
+@activity(retry=NO_RETRY, compensate=unpack)
+async def ship(order: str) -> None:
+    raise RuntimeError("no carrier")
+
+
+@workflow
+async def fulfil(order: str) -> None:
+    await charge(order, amount=5)
+    await compensate_with(unpack, "by hand")
+    await pack(order)
+    await ship(order)
+
+
+async def test_a_failed_workflow_is_undone_last_step_first(make_app: MakeApp) -> None:
+    app = await make_app(fulfil)
+    handle = await app.start(fulfil, "a")
+    with pytest.raises(WorkflowFailedError, match="no carrier"):
+        await handle.result(10)
+    assert log == ["charge a 5", "pack a", "unpack a", "unpack by hand", "refund a 5 receipt-a"]
+    assert await handle.status() is WorkflowStatus.FAILED
+
+
+@workflow
+async def slow_order(order: str) -> None:
+    await charge(order, amount=5)
+    await sleep(3600)
+
+
+async def test_a_waiting_workflow_is_cancelled_and_undone(make_app: MakeApp) -> None:
+    app = await make_app(slow_order)
+    handle = await app.start(slow_order, "b")
+
+    async def sleeping() -> bool:
+        return await handle.status() is WorkflowStatus.WAITING_FOR_TIMER
+
+    await until(sleeping)
+    await handle.cancel("changed my mind")
+    with pytest.raises(WorkflowCancelledError, match="changed my mind"):
+        await handle.result(10)
+    assert log == ["charge b 5", "refund b 5 receipt-b"]
+
+
+@activity(compensate=refund)
+async def endless(order: str, amount: int) -> None:
+    log.append("began")
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        log.append("stopped")
+
+
+@workflow
+async def stuck(order: str) -> None:
+    await endless(order, amount=1)
+
+
+async def test_a_running_activity_is_stopped_before_its_compensation_runs(make_app: MakeApp) -> None:
+    app = await make_app(stuck)
+    handle = await app.start(stuck, "c")
+
+    async def began() -> bool:
+        return "began" in log
+
+    await until(began)
+    await handle.cancel("enough")
+    with pytest.raises(WorkflowCancelledError):
+        await handle.result(10)
+    assert log == ["began", "stopped", "refund c 1 None"]
+
+
+async def broken(order: str) -> None:
+    raise OSError("printer on fire")
+
+
+@activity(compensate=broken)
+async def print_label(order: str) -> None: ...
+
+
+@workflow
+async def unlucky(order: str) -> None:
+    await print_label(order)
+    raise ValueError("after all")
+
+
+async def test_a_compensation_that_keeps_failing_parks_the_instance_visibly(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("romancy.compensation.COMPENSATION_RETRY", NO_RETRY)
+    app = await make_app(unlucky)
+    handle = await app.start(unlucky, "d")
+
+    async def parked() -> bool:
+        return (await handle.instance()).parked_reason is not None
+
+    await until(parked)
+    instance = await handle.instance()
+    assert instance.status is WorkflowStatus.COMPENSATING
+    assert "printer on fire" in (instance.parked_reason or "")
+
+
+@workflow
+async def parent() -> None:
+    child = await start_child(slow_order, "child")
+    await child.result()
+
+
+async def test_cancelling_a_parent_cancels_its_children(make_app: MakeApp) -> None:
+    app = await make_app(parent, slow_order)
+    handle = await app.start(parent)
+    storage: SQLStorage = app.storage
+
+    async def both_wait() -> bool:
+        child = await storage.get_instance(f"{handle.id}/start_child:1")
+        return child is not None and child.status is WorkflowStatus.WAITING_FOR_TIMER
+
+    await until(both_wait)
+    await handle.cancel("all of it")
+    with pytest.raises(WorkflowCancelledError):
+        await handle.result(10)
+    with pytest.raises(WorkflowCancelledError):
+        await app.handle(f"{handle.id}/start_child:1").result(10)
+    assert log == ["charge child 5", "refund child 5 receipt-child"]
