@@ -159,14 +159,19 @@ class Locks(Instances):
 
     @operation(idempotent=True, urgent=True)
     async def refresh_locks(self, locks: Sequence[Lock], timeout_sec: float) -> list[Lock | LockLostError | None]:
-        outcomes: dict[tuple[str, str], Lock | LockLostError | None] = {}
-        for worker_id in sorted({lock.worker_id for lock in locks}):
-            tokens: dict[str, int | None] = {
-                lock.instance_id: lock.token for lock in locks if lock.worker_id == worker_id
-            }
-            for instance_id, outcome in (await self._refresh(tokens, worker_id, timeout_sec)).items():
-                outcomes[instance_id, worker_id] = outcome
-        return [outcomes[lock.instance_id, lock.worker_id] for lock in locks]
+        # Of two acquisitions by one worker only the newer can be live.
+        newest: dict[str, dict[str, int | None]] = {}
+        for lock in sorted(locks, key=lambda lock: (lock.worker_id, lock.token)):
+            newest.setdefault(lock.worker_id, {})[lock.instance_id] = lock.token
+        refreshed = {
+            worker_id: await self._refresh(tokens, worker_id, timeout_sec) for worker_id, tokens in newest.items()
+        }
+        return [
+            refreshed[lock.worker_id][lock.instance_id]
+            if newest[lock.worker_id][lock.instance_id] == lock.token
+            else LockLostError(lock.instance_id, lock.worker_id)
+            for lock in locks
+        ]
 
     async def _refresh(
         self, tokens: dict[str, int | None], worker_id: str, timeout_sec: float
