@@ -137,11 +137,12 @@ class Ending(Manager):
     async def _wake_waiters_for(self, finished_id: str, status: WorkflowStatus) -> None:
         for waiter in await self._waiters_for.all(instance_id=finished_id):
             waiting = await self._hold_waiting.one(instance_id=waiter.instance_id)
-            if waiting is None:
-                continue  # it runs: its next suspend finds the instance finished
-            await self._record(finished_event(waiter.instance_id, waiter.activity_id, finished_id, status))
+            if waiting is not None:
+                await self._record(finished_event(waiter.instance_id, waiter.activity_id, finished_id, status))
+                await self._wake_instance(waiter.instance_id, waiting[0])
+            # One that runs finds the instance finished at its next suspend. A wait that nothing can end any more must
+            # not stay: the instance would be taken for one that something will wake.
             await self._forget_instance_wait.run(instance_id=waiter.instance_id, activity_id=waiter.activity_id)
-            await self._wake_instance(waiter.instance_id, waiting[0])
 
     async def _wake_instance(self, instance_id: str, workflow_name: str) -> None:
         """Make a waiting instance runnable again, with the status it was suspended from."""
