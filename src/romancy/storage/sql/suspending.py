@@ -111,7 +111,7 @@ class Suspending(Delivery, Archive):
         key = {"instance_id": timer.instance_id, "timer_id": timer.timer_id}
         registered = await self._registered_timer.one(**key) or timer
         recorded = await self._recorded_step.one(
-            instance_id=timer.instance_id, activity_id=timer.activity_id or timer.timer_id
+            instance_id=timer.instance_id, activity_id=registered.activity_id or registered.timer_id
         )
         if recorded is not None or registered.expires_at <= await self._now():
             return await self._expire_timer(registered)
