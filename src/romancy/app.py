@@ -33,6 +33,7 @@ from .storage import (
 )
 from .storage.models import FINISHED, HistoryEvent
 from .storage.sql.operation import Hint
+from .storage.urls import parse_url
 from .worker.settings import Settings
 from .worker.worker import Worker
 from .workflow import Workflow
@@ -122,6 +123,8 @@ class App:
         **storage_options: Any,
     ) -> None:
         self.storage: SQLStorage = open_storage(url, **storage_options)
+        self.shown_url = parse_url(url).shown
+        """The database's URL without its password."""
         self.workflows = _by_name(workflows)
         self._service = service
         self._settings = settings or Settings()

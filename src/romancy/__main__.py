@@ -1,0 +1,7 @@
+"""``python -m romancy``"""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,98 @@
+"""``romancy list``, ``show``, ``cancel`` and ``unpark``"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from datetime import datetime
+
+import msgspec
+
+from ..storage import (
+    HistoryIterator,
+    InstanceNotFoundError,
+    ListInstancesOptions,
+    WorkflowInstance,
+    WorkflowStatus,
+    open_storage,
+)
+
+
+async def list_them(options: argparse.Namespace) -> int:
+    """One line per instance, newest first."""
+    async with open_storage(options.url) as storage:
+        page = await storage.list_instances(
+            ListInstancesOptions(
+                limit=options.limit,
+                status_filter=WorkflowStatus(options.status) if options.status else None,
+                workflow_name_filter=options.workflow,
+                instance_id_filter=options.id,
+            )
+        )
+    if options.json:
+        for instance in page.instances:
+            print(msgspec.json.encode(instance).decode())
+        return 0
+    width = max((len(instance.instance_id) for instance in page.instances), default=0)
+    for instance in page.instances:
+        print(
+            f"{instance.instance_id:<{width}}  {instance.status:<19}  {shown(instance.started_at)}"
+            f"  {instance.workflow_name}{'  (parked)' if instance.parked_until else ''}"
+        )
+    if page.has_more:
+        print(f"hint: there are more; --limit shows more than {options.limit}", file=sys.stderr)
+    return 0
+
+
+async def show(options: argparse.Namespace) -> int:
+    """An instance, then its steps."""
+    async with open_storage(options.url) as storage:
+        instance = await storage.get_instance(options.id)
+        if instance is None:
+            raise InstanceNotFoundError(options.id)
+        for name, value in described(instance, payloads=options.payloads):
+            print(f"{name:<10} {value}")
+        print()
+        async for event in HistoryIterator(storage, options.id):
+            payload = f"  {event.event_data}" if options.payloads and event.event_data else ""
+            print(f"{shown(event.created_at)}  {event.event_type:<24}  {event.activity_id}{payload}")
+    return 0
+
+
+async def cancel(options: argparse.Namespace) -> int:
+    """Cancel, compensations included."""
+    async with open_storage(options.url) as storage:
+        await storage.cancel_instance(options.id, options.reason, compensate=True)
+    print(f"{options.id} is being cancelled; a worker undoes what it did", file=sys.stderr)
+    return 0
+
+
+async def unpark(options: argparse.Namespace) -> int:
+    """Let workers see the instance again."""
+    async with open_storage(options.url) as storage:
+        was_parked = await storage.unpark(options.id)
+    print(f"{options.id} {'can be picked up again' if was_parked else 'was not parked'}", file=sys.stderr)
+    return 0 if was_parked else 1
+
+
+def described(instance: WorkflowInstance, *, payloads: bool) -> list[tuple[str, str]]:
+    """The facts worth a line."""
+    facts = [
+        ("id", instance.instance_id),
+        ("workflow", instance.workflow_name),
+        ("status", str(instance.status)),
+        ("started", shown(instance.started_at)),
+        ("updated", shown(instance.updated_at)),
+    ]
+    if instance.locked_by:
+        facts.append(("worker", f"{instance.locked_by} until {shown(instance.lock_expires_at)}"))
+    if instance.parked_until:
+        facts.append(("parked", f"until {shown(instance.parked_until)}: {instance.parked_reason}"))
+    if payloads:
+        facts += [("input", str(instance.input_data)), ("output", str(instance.output_data))]
+    return facts
+
+
+def shown(moment: datetime | None) -> str:
+    """A moment, to the second, UTC."""
+    return "-" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}"

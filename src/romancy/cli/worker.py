@@ -1,0 +1,43 @@
+"""``romancy worker MODULE:APP``"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import signal
+import sys
+from pathlib import Path
+
+from ..app import App
+from ..errors import RomancyError
+
+
+def find_app(address: str) -> App:
+    """The App at ``module:name``, found from the current directory too."""
+    module_name, _, name = address.partition(":")
+    if not name:
+        raise RomancyError(f"{address!r} does not say which App\nhint: give module:name, such as orders:app")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except ModuleNotFoundError as error:
+        raise RomancyError(f"cannot import {module_name!r}: {error}") from error
+    except AttributeError as error:
+        raise RomancyError(f"{module_name!r} has no {name!r}") from error
+    if not isinstance(found, App):
+        raise RomancyError(f"{address} is a {type(found).__name__}, not an App")
+    return found
+
+
+async def run(options: argparse.Namespace) -> int:
+    """Run until SIGTERM or SIGINT, then hand everything back."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with find_app(options.app) as app:
+        print(f"running {', '.join(sorted(app.workflows)) or 'no workflows'} on {app.shown_url}", file=sys.stderr)
+        await stop.wait()
+        print("handing back what is not finished", file=sys.stderr)
+    return 0
