@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 import msgspec
 
 from .errors import InvalidURLError
 
 _GO_DSN = re.compile(
-    r"(?P<credentials>.*)@(?P<net>tcp|unix)\((?P<address>[^)]*)\)/(?P<database>[^?]*)(\?(?P<options>.*))?"
+    r"(?P<credentials>.*)@(?P<net>tcp|unix)\((?P<address>[^)]*)\)/(?P<database>[^?]*)(\?(?P<options>.*))?",
+    re.DOTALL,
 )
+_SERVER = re.compile(r"(?P<server>[^/?#]*)(/(?P<database>[^?#]*))?(\?(?P<options>[^#]*))?")
+_ADDRESS = re.compile(r"(\[(?P<ipv6>[^\]]*)\]|(?P<host>[^:]*))(:(?P<port>[0-9]*))?")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+_CREDENTIALS = re.compile(r".*:.*@", re.DOTALL)
 _SERVERS = {"postgres": "postgres", "postgresql": "postgres", "mysql": "mysql", "mariadb": "mysql"}
 _PORTS = {"postgres": 5432, "mysql": 3306}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -56,63 +61,79 @@ class DatabaseURL(msgspec.Struct, frozen=True):
 
 
 def parse_url(url: str) -> DatabaseURL:
-    """Understand a URL, a bare path of an SQLite file, or Go's ``user:password@tcp(host:port)/db``."""
+    """Understand a URL, a bare path of an SQLite file, or Go's ``user:password@tcp(host:port)/db``.
+
+    InvalidURLError otherwise. Its message never quotes more than a scheme or the name of a parameter: what cannot be
+    understood may be a password.
+    """
     if not url or "\0" in url:
         raise InvalidURLError("a database URL must not be empty or hold a NUL")
     scheme, separator, rest = url.partition("://")
-    dsn = _GO_DSN.fullmatch(url if not separator else rest if scheme in ("mysql", "mariadb") else "")
-    if dsn is not None:
-        return _from_dsn(dsn)
-    if not separator:
-        return _sqlite(url.removeprefix("sqlite:"))
+    if not separator or not _SCHEME.fullmatch(scheme):
+        dsn = _GO_DSN.fullmatch(url)
+        return _from_path(url) if dsn is None else _from_dsn(dsn)
+    scheme = scheme.lower()
     if scheme == "sqlite":
-        return _sqlite(rest.removeprefix("/") if rest.startswith("/") else rest)
+        return _from_sqlite(rest.removeprefix("/"))
     if scheme not in _SERVERS:
         raise InvalidURLError(f"unknown database scheme {scheme!r}; use sqlite, postgresql, mysql or mariadb")
-    return _from_server_url(_SERVERS[scheme], url)
+    kind = _SERVERS[scheme]
+    dsn = _GO_DSN.fullmatch(rest) if kind == "mysql" else None
+    return _from_server(kind, rest) if dsn is None else _from_dsn(dsn)
 
 
-def _sqlite(text: str) -> DatabaseURL:
+def _from_path(path: str) -> DatabaseURL:
+    if path.startswith("sqlite:"):
+        return _from_sqlite(path.removeprefix("sqlite:"))
+    if _CREDENTIALS.match(path):
+        raise InvalidURLError(
+            "neither a URL nor a path: for MySQL write user:password@tcp(host:port)/database, for a file sqlite:///path"
+        )
+    return DatabaseURL(kind="sqlite", database=path)
+
+
+def _from_sqlite(text: str) -> DatabaseURL:
     path, _, query = text.partition("?")
     if not path:
         raise InvalidURLError("the SQLite URL names no file; use sqlite:///path, or sqlite://:memory:")
     return DatabaseURL(kind="sqlite", database=unquote(path), options=_options(query))
 
 
-def _from_server_url(kind: str, url: str) -> DatabaseURL:
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        # Python quotes the offending part, and that may be a password with an unescaped character.
-        raise InvalidURLError(
-            f"not a {kind} URL: the host or port cannot be read; percent-encode special characters in the password"
-        ) from error if "@" not in str(error) else None
-    options = _options(parts.query)
-    host = unquote(parts.hostname or "") or options.get("host", "")
-    socket = host if host.startswith("/") else options.get("unix_socket", "")
+def _from_server(kind: str, text: str) -> DatabaseURL:
+    parts = _SERVER.fullmatch(text)
+    credentials, _, server = parts["server"].rpartition("@") if parts else ("", "", "")
+    address = _ADDRESS.fullmatch(server)
+    # A character that was not escaped cuts a password in two: its end is then where no @ has a meaning.
+    if parts is None or address is None or "@" in (parts["database"] or ""):
+        raise _unreadable(kind)
+    options = _options(parts["options"] or "")
+    if any("@" in name for name in options):
+        raise _unreadable(kind)
+    user, _, password = credentials.partition(":")
+    given_password = options.pop("password", "")
+    host = unquote(address["ipv6"] or address["host"] or "") or options.get("host", "")
     return DatabaseURL(
         kind=kind,
         host=host or "localhost",
-        port=port or int(options.get("port", _PORTS[kind])),
-        user=unquote(parts.username or ""),
-        password=unquote(parts.password or ""),
-        database=unquote(parts.path.removeprefix("/")),
-        socket=socket,
+        port=_port(address["port"] or options.get("port", "")) or _PORTS[kind],
+        user=unquote(user) or options.get("user", ""),
+        password=unquote(password) or given_password,
+        database=unquote(parts["database"] or "") or options.get("dbname", ""),
+        socket=host if host.startswith("/") else options.get("unix_socket", ""),
         options=options,
     )
 
 
 def _from_dsn(dsn: re.Match[str]) -> DatabaseURL:
     user, _, password = dsn["credentials"].partition(":")
-    host, _, port = dsn["address"].rpartition(":") if ":" in dsn["address"] else (dsn["address"], "", "")
-    if port and not port.isdigit():
-        raise InvalidURLError("the port of the DSN is not a number")
     socket = dsn["address"] if dsn["net"] == "unix" else ""
+    address = _ADDRESS.fullmatch("" if socket else dsn["address"])
+    if address is None:
+        raise _unreadable("mysql")
     return DatabaseURL(
         kind="mysql",
-        host=host or "localhost",
-        port=int(port or _PORTS["mysql"]),
+        host=address["ipv6"] or address["host"] or "localhost",
+        port=_port(address["port"] or "") or _PORTS["mysql"],
         user=user,
         password=password,
         database=dsn["database"],
@@ -121,5 +142,21 @@ def _from_dsn(dsn: re.Match[str]) -> DatabaseURL:
     )
 
 
+def _unreadable(kind: str) -> InvalidURLError:
+    return InvalidURLError(
+        f"not a {kind} URL: its host, port or database cannot be read;"
+        " percent-encode special characters in the password, @ as %40, / as %2F, # as %23"
+    )
+
+
+def _port(text: str) -> int | None:
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
+        raise InvalidURLError("the port of the database URL is not a number from 1 to 65535")
+    return int(text)
+
+
 def _options(query: str) -> dict[str, str]:
-    return dict(parse_qsl(query, keep_blank_values=True))
+    pairs = (pair.partition("=") for pair in query.split("&") if pair)
+    return {unquote(name): unquote(value) for name, _, value in pairs}

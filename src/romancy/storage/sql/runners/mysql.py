@@ -10,7 +10,7 @@ import asyncmy
 from asyncmy import errors as my
 from asyncmy.constants import CLIENT
 
-from ...errors import DatabaseError, SchemaError, StorageError, StorageUnavailableError
+from ...errors import DatabaseError, InvalidURLError, SchemaError, StorageError, StorageUnavailableError
 from ...urls import DatabaseURL
 from ..drivers.mysql import MySQLDriver
 from ..rows import Row
@@ -128,6 +128,7 @@ class MySQLRunner(ServerRunner):
         self.url = url
         self._statement_timeout_sec = statement_timeout_sec
         self._connect_timeout_sec = connect_timeout_sec
+        ssl_context(url)  # a wrong one is an error now, not at the first connection
 
     async def connect_raw(self) -> Any:
         """A connection outside the pool: migrations keep theirs."""
@@ -208,20 +209,31 @@ class _Unreachable(Exception):
         self.worth_retrying = error_code(error) not in _WRONG_ADDRESS
 
 
+# MySQL's words, PostgreSQL's, and those of Go's `tls` parameter.
+_SSL_MODES = {
+    "disable": ("disable", "disabled", "allow", "prefer", "preferred", "false"),
+    "require": ("require", "required", "skip-verify"),
+    "verify-ca": ("verify-ca",),
+    "verify-full": ("verify-full", "verify-identity", "true"),
+}
+
+
 def ssl_context(url: DatabaseURL) -> ssl.SSLContext | None:
-    """What the URL's sslmode (or Go's tls), ssl_ca, ssl_cert and ssl_key ask for."""
-    mode = (
-        url.option("sslmode")
-        or url.option("ssl-mode")
-        or {"true": "verify-full", "skip-verify": "require"}.get(url.option("tls") or "", "disable")
-    )
-    mode = mode.lower().replace("_", "-").replace("required", "require").replace("disabled", "disable")
-    if mode in ("disable", "prefer", "preferred", "allow"):
+    """What the URL's sslmode (or Go's tls), ssl_ca, ssl_cert and ssl_key ask for, or InvalidURLError."""
+    word = (url.option("sslmode") or url.option("ssl-mode") or url.option("tls") or "disable").lower().replace("_", "-")
+    mode = next((mode for mode, words in _SSL_MODES.items() if word in words), None)
+    if mode is None:
+        known = ", ".join(name for names in _SSL_MODES.values() for name in names)
+        raise InvalidURLError(f"sslmode or tls must be one of {known}, not {word!r}")
+    if mode == "disable":
         return None
-    context = ssl.create_default_context(cafile=url.option("ssl_ca"))
-    context.check_hostname = mode in ("verify-full", "verify-identity")
-    if mode == "require":
-        context.verify_mode = ssl.CERT_NONE
-    if url.option("ssl_cert"):
-        context.load_cert_chain(str(url.option("ssl_cert")), url.option("ssl_key"))
+    try:
+        context = ssl.create_default_context(cafile=url.option("ssl_ca"))
+        context.check_hostname = mode == "verify-full"
+        if mode == "require":
+            context.verify_mode = ssl.CERT_NONE
+        if url.option("ssl_cert"):
+            context.load_cert_chain(str(url.option("ssl_cert")), url.option("ssl_key"))
+    except OSError as error:
+        raise InvalidURLError(f"ssl_ca, ssl_cert or ssl_key cannot be used: {error}") from error
     return context

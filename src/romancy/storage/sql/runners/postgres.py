@@ -7,7 +7,7 @@ from typing import Any
 
 import asyncpg
 
-from ...errors import DatabaseError, SchemaError, StorageError, StorageUnavailableError
+from ...errors import DatabaseError, InvalidURLError, SchemaError, StorageError, StorageUnavailableError
 from ...urls import DatabaseURL
 from ..drivers.postgres import PostgresDriver
 from ..rows import Row
@@ -113,6 +113,7 @@ class PostgresRunner(ServerRunner):
         self.url = url
         self._statement_timeout_sec = statement_timeout_sec
         self._connect_timeout_sec = connect_timeout_sec
+        ssl_mode(url)  # a wrong one is an error now, not at the first connection
         self._prepared_statements = prepared_statements and url.flag("prepared_statements", default=True)
 
     async def connect_raw(self) -> asyncpg.Connection[Any]:
@@ -174,18 +175,27 @@ class _Unreachable(Exception):
         )
 
 
+_SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+
+
 def ssl_mode(url: DatabaseURL) -> str | ssl.SSLContext | bool | None:
-    """What the URL's sslmode, sslrootcert, sslcert and sslkey ask for."""
+    """What the URL's sslmode, sslrootcert, sslcert and sslkey ask for; InvalidURLError when it cannot be had."""
     mode = url.option("sslmode") or "prefer"
+    if mode not in _SSL_MODES:
+        raise InvalidURLError(f"sslmode must be one of {', '.join(_SSL_MODES)}, not {mode!r}")
     root, certificate, key = (url.option(name) for name in ("sslrootcert", "sslcert", "sslkey"))
     if mode == "disable" or (url.host or "").startswith("/"):
         return False
     if not (root or certificate):
         return mode
-    context = ssl.create_default_context(cafile=root)
-    context.check_hostname = mode == "verify-full"
-    if mode not in ("verify-ca", "verify-full"):
-        context.verify_mode = ssl.CERT_NONE
-    if certificate:
-        context.load_cert_chain(certificate, key)
+    try:
+        context = ssl.create_default_context(cafile=root)
+        context.check_hostname = mode == "verify-full"
+        # As in libpq, "require" with a root certificate verifies: whoever names one wants it used.
+        if mode not in ("verify-ca", "verify-full") and not (mode == "require" and root):
+            context.verify_mode = ssl.CERT_NONE
+        if certificate:
+            context.load_cert_chain(certificate, key)
+    except OSError as error:
+        raise InvalidURLError(f"sslrootcert, sslcert or sslkey cannot be used: {error}") from error
     return context
