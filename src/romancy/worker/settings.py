@@ -10,9 +10,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     concurrency: int = 100
     """How many instances run at once in this process."""
-    lock_timeout_sec: float = 8.0
+    lock_timeout_sec: float = 6.0
     """After how long without a heartbeat others take an instance over."""
-    heartbeat_sec: float = 2.0
+    heartbeat_sec: float = 1.5
     poll_sec: float = 1.0
     """How often to look without having been told."""
     warm: int = 1000
