@@ -23,4 +23,8 @@ class Row(tuple[Any, ...]):
         return made
 
     def __getitem__(self, key: Any) -> Any:
-        return super().__getitem__(self.columns.index(key)) if isinstance(key, str) else super().__getitem__(key)
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        if key not in self.columns:
+            raise KeyError(key)
+        return super().__getitem__(self.columns.index(key))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from contextlib import suppress
 from typing import Any
 
 import asyncpg
@@ -45,23 +46,33 @@ class PostgresConnection(Connection):
     async def execute(self, query: Query[Any]) -> Any:
         rendered, args = query.resolve(self._driver)
         want = query.want
-        if want is Want.COUNT:
-            status: str = await self.raw.execute(rendered.text, *args)
-            count = status.rpartition(" ")[2]
-            return int(count) if count.isdigit() else 0
-        if want is Want.ALL:
-            rows = await self.raw.fetch(rendered.text, *args)
-            if rendered.decode is None:
-                return [_row(row) for row in rows] if isinstance(query, NativeQuery) else rows
-            return [rendered.decode(row) for row in rows]
-        row = await self.raw.fetchrow(rendered.text, *args)
-        if row is None:
-            return None
-        if want is not Want.ONE:
-            return row[0]
-        if rendered.decode is not None:
-            return rendered.decode(row)
-        return _row(row) if isinstance(query, NativeQuery) else row
+        try:
+            if want is Want.COUNT:
+                status: str = await self.raw.execute(rendered.text, *args)
+                count = status.rpartition(" ")[2]
+                return int(count) if count.isdigit() else 0
+            if want is Want.ALL:
+                rows = await self.raw.fetch(rendered.text, *args)
+                if rendered.decode is None:
+                    return [_row(row) for row in rows] if isinstance(query, NativeQuery) else rows
+                return [rendered.decode(row) for row in rows]
+            row = await self.raw.fetchrow(rendered.text, *args)
+            if row is None:
+                return None
+            if want is not Want.ONE:
+                return row[0]
+            if rendered.decode is not None:
+                return rendered.decode(row)
+            return _row(row) if isinstance(query, NativeQuery) else row
+        except (asyncpg.DataError, asyncpg.InterfaceError):
+            await self._end_what_was_begun()
+            raise
+
+    async def _end_what_was_begun(self) -> None:
+        """asyncpg refuses an argument after the server has begun the statement, whose locks then stay: end it."""
+        if not self.raw.is_closed():
+            with suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+                await self.raw.execute("SELECT 1")
 
     async def control(self, statement: str) -> None:
         await self.raw.execute(statement)
