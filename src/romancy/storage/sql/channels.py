@@ -17,6 +17,7 @@ from ..errors import ChannelModeConflictError, InstanceNotFoundError
 from ..models import ChannelMessage, ChannelMode, ChannelSubscription, HistoryEvent, Lock
 from .checks import check_binary, check_json, check_key, check_optional_json, page_size
 from .ending import Ending
+from .fragments import claimed_by_another_than, received_by
 from .operation import Hint, operation
 from .statement import sql
 
@@ -107,13 +108,28 @@ class Channels(Ending):
         row=ChannelMessage,
     )
 
-    _pending_messages = sql(
-        """
-        SELECT {message_columns}
-          FROM channel_subscriptions s {with_cursor}
-          JOIN workflow_instances i ON i.instance_id = s.instance_id
-          JOIN channel_messages m ON m.channel = s.channel
-         WHERE s.instance_id = :instance_id AND s.channel = :channel AND {pending}
+    # Both look where the next message must be: neither reads through what was received long ago, nor sorts what waits.
+    _pending_broadcast = sql(
+        f"""
+        SELECT * FROM (
+            SELECT {{message_columns}} FROM channel_messages m
+             WHERE m.origin IS NULL AND m.id <= :cursor AND m.id > :cursor - 10000 AND m.channel = :channel
+               AND NOT {received_by(":instance_id")}
+               AND EXISTS (SELECT 1 FROM workflow_instances i WHERE i.instance_id = :instance_id AND {{keeps_receipts}})
+             ORDER BY m.id LIMIT :limit) late
+        UNION ALL
+        SELECT * FROM (
+            SELECT {{message_columns}} FROM channel_messages m
+             WHERE m.channel = :channel AND m.id > :cursor
+             ORDER BY m.id LIMIT :limit) unread
+         ORDER BY id LIMIT :limit""",
+        row=ChannelMessage,
+    )
+
+    _pending_competing = sql(
+        f"""
+        SELECT {{message_columns}} FROM channel_messages m
+         WHERE m.channel = :channel AND NOT {claimed_by_another_than(":instance_id")}
          ORDER BY m.id LIMIT :limit""",
         row=ChannelMessage,
     )
@@ -140,7 +156,7 @@ class Channels(Ending):
                SELECT 1 FROM channel_subscriptions s {with_cursor}
                  JOIN workflow_instances i ON i.instance_id = s.instance_id
                 WHERE s.channel = m.channel AND i.status NOT IN {finished}
-                  AND (s.mode = 'competing' OR {cursor} < m.id))
+                  AND (s.mode = 'competing' OR m.id > {cursor} OR {late}))
          ORDER BY m.published_at, m.id LIMIT :limit""")
 
     _delete_messages = sql("DELETE FROM channel_messages WHERE {in:id, message_ids}")
@@ -196,10 +212,9 @@ class Channels(Ending):
     async def _publish(self, message: dict[str, Any]) -> int:
         """Store a message behind all visible ones of its channel."""
         channel = message["channel"]
-        if not await self._unsettle.run(channel=channel):
-            added = await self._add_channel.run(channel=channel, unsettled_at=await self._now())
-            if not added:
-                await self._unsettle.run(channel=channel)
+        while not await self._unsettle.run(channel=channel):
+            if await self._add_channel.run(channel=channel, unsettled_at=await self._now()):
+                break
         name = str(uuid4())
         message_id = await self._insert_message.insert(**message, message_id=name, framework=self.framework)
         assert message_id is not None, "an insert of one row has an id"
@@ -274,9 +289,18 @@ class Channels(Ending):
         self, instance_id: str, channel_name: str, *, limit: int = 100
     ) -> list[ChannelMessage]:
         check_key("channel", channel_name)
-        return await self._pending_messages.all(
-            instance_id=check_key("instance_id", instance_id), channel=channel_name, limit=page_size(limit)
+        wanted = page_size(limit)
+        subscription = await self._subscription.one(
+            instance_id=check_key("instance_id", instance_id), channel=channel_name
         )
+        return [] if subscription is None else await self._pending(subscription, wanted)
+
+    async def _pending(self, subscription: ChannelSubscription, limit: int) -> list[ChannelMessage]:
+        """What the subscriber has not received yet, in order."""
+        key = {"instance_id": subscription.instance_id, "channel": subscription.channel, "limit": limit}
+        if subscription.mode is ChannelMode.COMPETING:
+            return await self._pending_competing.all(**key)
+        return await self._pending_broadcast.all(**key, cursor=subscription.cursor_message_id)
 
     @operation
     async def claim_channel_message(self, message_id: int, instance_id: str) -> bool:

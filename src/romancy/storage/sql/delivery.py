@@ -39,31 +39,14 @@ _FOREIGN_GRACE_SEC = 300.0
 _MARK_STEP = 100
 
 
-class Foreign(msgspec.Struct, frozen=True):
-    """A waiting subscription, and the message of another framework that it can have."""
+class News(msgspec.Struct, frozen=True):
+    """What a poll has to look at."""
 
-    instance_id: str
-    channel: str
-    mode: ChannelMode
-    id: int | None
-    cursor_message_id: int
-    activity_id: str | None
-    timeout_at: datetime | None
-    subscribed_at: datetime | None
-    message_id: int
-
-    @property
-    def subscription(self) -> ChannelSubscription:
-        return ChannelSubscription(
-            self.instance_id,
-            self.channel,
-            self.mode,
-            self.id,
-            self.cursor_message_id,
-            self.activity_id,
-            self.timeout_at,
-            self.subscribed_at,
-        )
+    unsettled: bool
+    """Channels of ours."""
+    foreign: bool
+    """Messages of other frameworks behind the mark."""
+    mark: int
 
 
 class Delivery(Channels, Timers):
@@ -113,8 +96,8 @@ class Delivery(Channels, Timers):
         INSERT INTO romancy_receipts (instance_id, message_id) VALUES (:instance_id, :message_id)
         {on_conflict_do_nothing:instance_id, message_id}""")
 
-    # What keeps another framework's claim out: its foreign key locks the index of message_id (InnoDB, which would let it
-    # pass if we came by id) and conflicts with FOR UPDATE only (PostgreSQL).
+    # Keeps another framework's claim out, that is, its foreign key: this looks at the index of message_id (InnoDB lets
+    # it pass if we come by id) and gives way to FOR UPDATE only (PostgreSQL).
     _lock_message = sql(
         "SELECT id FROM channel_messages WHERE message_id = :message_name {for_update}",
         postgres="SELECT id FROM channel_messages WHERE message_id = :message_name FOR UPDATE",
@@ -124,16 +107,17 @@ class Delivery(Channels, Timers):
         """
         SELECT instance_id, channel, mode, id, cursor_message_id, activity_id, timeout_at, subscribed_at FROM (
             SELECT s.instance_id, s.channel, s.mode, s.id, {cursor} AS cursor_message_id, w.activity_id, w.timeout_at,
-                   s.subscribed_at, w.created_at AS since
+                   s.subscribed_at, w.created_at AS since, w.id AS position
               FROM romancy_channel_waits w
+              JOIN workflow_instances i ON i.instance_id = w.instance_id
               JOIN channel_subscriptions s ON s.instance_id = w.instance_id AND s.channel = w.channel {with_cursor}
-             WHERE w.channel = :channel
+             WHERE w.channel = :channel AND i.status IN {waiting}
             UNION ALL
             SELECT s.instance_id, s.channel, s.mode, s.id, {cursor}, s.activity_id, s.timeout_at,
-                   s.subscribed_at, s.subscribed_at
+                   s.subscribed_at, s.subscribed_at, s.id
               FROM channel_subscriptions s {with_cursor}
              WHERE s.channel = :channel AND s.activity_id IS NOT NULL) waiting
-         ORDER BY since, id LIMIT :limit""",
+         ORDER BY since, position LIMIT :limit""",
         row=ChannelSubscription,
     )
 
@@ -155,21 +139,28 @@ class Delivery(Channels, Timers):
 
     # The poll of find_deliverable_subscriptions.
 
-    _anything_new = sql("""
+    _anything_new = sql(
+        """
         SELECT EXISTS (SELECT 1 FROM romancy_channels WHERE unsettled_since IS NOT NULL),
                EXISTS (SELECT 1 FROM channel_messages
                         WHERE origin IS NULL
-                          AND id > COALESCE((SELECT value FROM romancy_marks WHERE name = 'foreign_messages'), 0))""")
+                          AND id > COALESCE((SELECT value FROM romancy_marks WHERE name = 'foreign_messages'), 0)),
+               COALESCE((SELECT value FROM romancy_marks WHERE name = 'foreign_messages'), 0)""",
+        row=News,
+    )
 
     _deliverable = sql(
         """
         SELECT w.instance_id, w.channel, s.mode, s.id, {cursor}, w.activity_id, w.timeout_at, s.subscribed_at
-          FROM romancy_channels c
+          FROM (SELECT channel FROM romancy_channels WHERE unsettled_since IS NOT NULL
+                UNION
+                SELECT channel FROM channel_messages WHERE origin IS NULL AND id > :mark) c
           JOIN romancy_channel_waits w ON w.channel = c.channel
           JOIN workflow_instances i ON i.instance_id = w.instance_id
           JOIN channel_subscriptions s ON s.instance_id = w.instance_id AND s.channel = w.channel {with_cursor}
-         WHERE c.unsettled_since IS NOT NULL AND {ours} AND i.status IN {waiting} AND {not_parked}
-           AND EXISTS (SELECT 1 FROM channel_messages m WHERE m.channel = w.channel AND {pending})
+         WHERE {ours} AND i.status IN {waiting} AND {not_parked}
+           AND ({has_pending} OR (s.mode = 'broadcast' AND EXISTS (
+                SELECT 1 FROM channel_messages m WHERE m.channel = s.channel AND m.id > :mark AND {late})))
          ORDER BY w.id LIMIT :limit""",
         row=ChannelSubscription,
     )
@@ -178,44 +169,35 @@ class Delivery(Channels, Timers):
         SELECT channel FROM romancy_channels WHERE unsettled_since IS NOT NULL
          ORDER BY unsettled_since LIMIT :limit {for_update_skip_locked}""")
 
-    # Whoever waits counts, parked or of another name too: their channel must not be forgotten.
+    # Every wait counts that could become deliverable without another publish: of an instance that is parked, of another
+    # name, or running just now; for a message that somebody has claimed and may let go.
     _settle = sql("""
         UPDATE romancy_channels SET unsettled_since = NULL
          WHERE {in:channel, channels} AND NOT EXISTS (
                SELECT 1 FROM romancy_channel_waits w
-                 JOIN workflow_instances i ON i.instance_id = w.instance_id
                  JOIN channel_subscriptions s ON s.instance_id = w.instance_id AND s.channel = w.channel {with_cursor}
-                WHERE w.channel = romancy_channels.channel AND i.status IN {waiting}
-                  AND EXISTS (SELECT 1 FROM channel_messages m WHERE m.channel = w.channel AND {pending}))""")
+                WHERE w.channel = romancy_channels.channel
+                  AND {newest_id} > CASE s.mode WHEN 'broadcast' THEN {cursor} ELSE 0 END)""")
 
-    _mark = sql("SELECT value FROM romancy_marks WHERE name = :name")
+    # The mark behind which other frameworks' messages are of interest. None below it can still become visible: it would
+    # have to be older than `seconds`.
+    _foreign_ids = sql("""
+        SELECT MAX(id), MAX(CASE WHEN published_at < {seconds_ago:seconds} THEN id END) FROM channel_messages
+         WHERE origin IS NULL AND id > :mark""")
+
+    _first_awaited = sql("""
+        SELECT m.id FROM channel_messages m
+          JOIN romancy_channel_waits w ON w.channel = m.channel
+          JOIN workflow_instances i ON i.instance_id = w.instance_id
+          JOIN channel_subscriptions s ON s.instance_id = w.instance_id AND s.channel = w.channel {with_cursor}
+         WHERE m.origin IS NULL AND m.id > :mark AND m.id <= :old AND i.status NOT IN {finished}
+           AND (s.mode = 'competing' OR m.id > {cursor} OR {late})
+         ORDER BY m.id LIMIT 1""")
 
     _move_mark = sql("UPDATE romancy_marks SET value = :value WHERE name = :name AND value < :value")
 
     _add_mark = sql("""
         INSERT INTO romancy_marks (name, value) VALUES (:name, :value) {on_conflict_do_nothing:name}""")
-
-    _foreign_deliverable = sql(
-        """
-        SELECT w.instance_id, w.channel, s.mode, s.id, {cursor}, w.activity_id, w.timeout_at, s.subscribed_at, m.id
-          FROM channel_messages m
-          JOIN romancy_channel_waits w ON w.channel = m.channel
-          JOIN workflow_instances i ON i.instance_id = w.instance_id
-          JOIN channel_subscriptions s ON s.instance_id = w.instance_id AND s.channel = w.channel {with_cursor}
-         WHERE m.origin IS NULL AND m.id > :mark AND i.status IN {waiting} AND {ours} AND {not_parked} AND {pending}
-         ORDER BY m.id, w.id LIMIT :limit""",
-        row=Foreign,
-    )
-
-    # Behind this id nothing of another framework can still become visible: it would have to be that old.
-    _old_foreign = sql("""
-        SELECT MAX(m.id) FROM channel_messages m
-         WHERE m.origin IS NULL AND m.id > :mark AND m.published_at < {seconds_ago:seconds}
-           AND NOT EXISTS (
-               SELECT 1 FROM channel_messages f
-                 JOIN romancy_channel_waits w ON w.channel = f.channel
-                 JOIN workflow_instances i ON i.instance_id = w.instance_id
-                WHERE f.origin IS NULL AND f.id > :mark AND f.id <= m.id AND i.status IN {waiting})""")
 
     # Waiting.
 
@@ -269,24 +251,24 @@ class Delivery(Channels, Timers):
             await self._forget_wait.run(instance_id=instance_id, activity_id=activity_id)
             return recorded
         await self._hold_channel(channel, share=subscription.mode is not ChannelMode.COMPETING)
-        message = await self._next_message(instance_id, channel, subscription.mode)
+        message = await self._next_message(subscription)
         if message is None:
             return None
         return await self._deliver(instance_id, activity_id, message, subscription.mode, self.framework)
 
-    async def _next_message(self, instance_id: str, channel: str, mode: ChannelMode) -> ChannelMessage | None:
-        message = await self._oldest_pending(instance_id, channel)
-        if mode is ChannelMode.COMPETING:
+    async def _next_message(self, subscription: ChannelSubscription) -> ChannelMessage | None:
+        message = await self._oldest_pending(subscription)
+        if subscription.mode is ChannelMode.COMPETING:
             # Other frameworks take messages without our channel lock: only behind the message's own lock is it ours.
             locked = None
             while message is not None and message.message_id != locked:
                 locked = message.message_id
                 await self._lock_message.one(message_name=locked)
-                message = await self._oldest_pending(instance_id, channel)
+                message = await self._oldest_pending(subscription)
         return message
 
-    async def _oldest_pending(self, instance_id: str, channel: str) -> ChannelMessage | None:
-        pending = await self._pending_messages.all(instance_id=instance_id, channel=channel, limit=1)
+    async def _oldest_pending(self, subscription: ChannelSubscription) -> ChannelMessage | None:
+        pending = await self._pending(subscription, 1)
         return pending[0] if pending else None
 
     async def _deliver(
@@ -295,7 +277,7 @@ class Delivery(Channels, Timers):
         """Record a message as received, count it as such, and end the wait for it: together, or not at all."""
         assert message.id is not None, "a stored message has an id"
         event = received_event(instance_id, activity_id, message, framework)
-        recorded = await self._record(event)
+        recorded = await self._record(event, stored=True)
         await self._forget_wait.run(instance_id=instance_id, activity_id=activity_id)
         await self._forget_foreign_wait.run(instance_id=instance_id, channel=message.channel)
         if recorded is not None:
@@ -307,7 +289,9 @@ class Delivery(Channels, Timers):
             await self._advance(instance_id, message.channel, message.id)
             if await self._origin.value(message_id=message.id):
                 await self._add_receipt.run(instance_id=instance_id, message_id=message.id)
-        return await self._recorded(event)
+        recorded = await self._recorded_step.one(instance_id=instance_id, activity_id=activity_id)
+        assert recorded is not None, "what was just recorded can be read"
+        return recorded
 
     # Delivering to those who wait.
 
@@ -353,15 +337,16 @@ class Delivery(Channels, Timers):
     async def _deliver_to_waiter(self, instance_id: str, channel: str, framework: str) -> str | None:
         """Deliver the oldest pending message to the step that waits for it; that step, or None."""
         activity_id = await self._our_wait.value(instance_id=instance_id, channel=channel)
-        if activity_id is None:
+        ours = activity_id is not None
+        if not ours:
             activity_id = await self._foreign_wait.value(instance_id=instance_id, channel=channel)
         subscription = await self._subscription.one(instance_id=instance_id, channel=channel)
         if activity_id is None or subscription is None:
             return None
         if subscription.mode is ChannelMode.COMPETING:
             await self._hold_channel(channel)
-        message = await self._next_message(instance_id, channel, subscription.mode)
-        if message is None or not can_read(message, framework):
+        message = await self._next_message(subscription)
+        if message is None or not (ours or can_read(message, framework)):
             return None
         await self._deliver(instance_id, activity_id, message, subscription.mode, framework)
         return str(activity_id)
@@ -377,41 +362,52 @@ class Delivery(Channels, Timers):
     async def find_deliverable_subscriptions(
         self, limit: int = 100, *, workflow_names: Sequence[str] | None = None, owner_service: str | None = None
     ) -> list[ChannelSubscription]:
-        unsettled, foreign = await self._anything_new_to_deliver()
-        if not (unsettled or foreign):
+        wanted, ours = page_size(limit), self._ours(workflow_names, owner_service)
+        news = await self._anything_new_to_deliver()
+        if not (news.unsettled or news.foreign):
             return []
-        return await self._find_deliverable(page_size(limit), self._ours(workflow_names, owner_service))
+        found = await self._find_deliverable(wanted, news.mark, ours)
+        if news.unsettled:
+            await self._settle_channels()
+        if news.foreign and not found:
+            mark = await self._next_foreign_mark(news.mark)
+            if mark > news.mark:
+                await self._set_foreign_mark(mark)
+        return found
 
     @operation(reads=True)
-    async def _anything_new_to_deliver(self) -> tuple[bool, bool]:
-        found = await self._anything_new.one()
-        assert found is not None, "a SELECT without FROM has a row"
-        return bool(found[0]), bool(found[1])
+    async def _anything_new_to_deliver(self) -> News:
+        news = await self._anything_new.one()
+        assert news is not None, "a SELECT without FROM has a row"
+        return news
+
+    @operation(reads=True)
+    async def _find_deliverable(self, limit: int, mark: int, ours: dict[str, Any]) -> list[ChannelSubscription]:
+        return await self._deliverable.all(limit=limit, mark=mark, **ours)
 
     @operation
-    async def _find_deliverable(self, limit: int, ours: dict[str, Any]) -> list[ChannelSubscription]:
-        found = await self._deliverable.all(limit=limit, **ours)
+    async def _settle_channels(self) -> None:
+        """Take note of the channels in which nobody waits for anything."""
         unsettled = [channel for (channel,) in await self._unsettled.all(limit=_SETTLED_AT_ONCE)]
         if unsettled:
             await self._settle.run(channels=unsettled)
-        known = {(subscription.instance_id, subscription.activity_id) for subscription in found}
-        for foreign in await self._sweep_foreign(limit, ours):
-            if (foreign.instance_id, foreign.activity_id) not in known:
-                known.add((foreign.instance_id, foreign.activity_id))
-                found.append(foreign.subscription)
-        return found[:limit]
 
-    async def _sweep_foreign(self, limit: int, ours: dict[str, Any]) -> list[Foreign]:
-        """Waiters for what other frameworks published since the mark; the mark moves up behind old messages."""
-        mark = int(await self._mark.value(name=_FOREIGN_MARK) or 0)
-        found = await self._foreign_deliverable.all(mark=mark, limit=limit, **ours)
-        if not found:
-            old = await self._old_foreign.value(mark=mark, seconds=_FOREIGN_GRACE_SEC)
-            if old is not None and old >= mark + _MARK_STEP:
-                key = {"name": _FOREIGN_MARK, "value": old}
-                if not await self._move_mark.run(**key):
-                    await self._add_mark.run(**key)
-        return found
+    @operation(reads=True)
+    async def _next_foreign_mark(self, mark: int) -> int:
+        """How far the mark can move: over what is old, up to what somebody waits for."""
+        found = await self._foreign_ids.one(mark=mark, seconds=_FOREIGN_GRACE_SEC)
+        newest, old = found if found is not None else (None, None)
+        # In steps, so that pollers do not all write the mark with every message; to the end when it is quiet.
+        if old is None or (old < mark + _MARK_STEP and old != newest):
+            return mark
+        awaited = await self._first_awaited.value(mark=mark, old=old)
+        return int(old if awaited is None else awaited - 1)
+
+    @operation(idempotent=True)
+    async def _set_foreign_mark(self, mark: int) -> None:
+        key = {"name": _FOREIGN_MARK, "value": mark}
+        if not await self._move_mark.run(**key):
+            await self._add_mark.run(**key)
 
     @operation(reads=True)
     async def find_expired_channel_subscriptions(

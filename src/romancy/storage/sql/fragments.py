@@ -28,6 +28,18 @@ def literals(values: Iterable[str]) -> str:
     return "(" + ", ".join(f"'{value}'" for value in values) + ")"
 
 
+def claimed_by_another_than(instance: str) -> str:
+    """Claimed by somebody who can still work on it; a finished or deleted owner has let go."""
+    return f"""EXISTS (
+        SELECT 1 FROM channel_message_claims k JOIN workflow_instances o ON o.instance_id = k.instance_id
+         WHERE k.message_id = m.message_id AND k.instance_id <> {instance} AND o.status NOT IN {{finished}})"""
+
+
+def received_by(instance: str) -> str:
+    """Whether the message of another framework has been received."""
+    return f"EXISTS (SELECT 1 FROM romancy_receipts r WHERE r.instance_id = {instance} AND r.message_id = m.id)"
+
+
 FRAGMENTS.update(
     finished=literals(FINISHED),
     unfinished=literals(status for status in WorkflowStatus if status not in FINISHED),
@@ -44,18 +56,21 @@ FRAGMENTS.update(
         runnable_since = {now}, updated_at = {now}""",
     cursor="{greatest:COALESCE(s.cursor_message_id, 0), COALESCE(d.last_delivered_id, 0)}",
     with_cursor="LEFT JOIN channel_delivery_cursors d ON d.channel = s.channel AND d.instance_id = s.instance_id",
-    # Claimed by somebody who can still work on it; a finished or deleted owner has let go.
-    claimed_by_another="""EXISTS (
-        SELECT 1 FROM channel_message_claims k JOIN workflow_instances o ON o.instance_id = k.instance_id
-         WHERE k.message_id = m.message_id AND k.instance_id <> s.instance_id AND o.status NOT IN {finished})""",
-    received="EXISTS (SELECT 1 FROM romancy_receipts r WHERE r.instance_id = s.instance_id AND r.message_id = m.id)",
-    # A lower id of another framework may appear late. Our receivers have receipts to tell it from what they know already;
+    claimed_by_another=claimed_by_another_than("s.instance_id"),
+    received=received_by("s.instance_id"),
+    # A lower id of another framework may appear late. Our receivers have receipts to tell it from what they have had;
     # the others' receivers have only their cursor.
+    keeps_receipts="i.framework NOT IN ('python', 'go')",
+    late="(m.origin IS NULL AND m.id <= {cursor} AND m.id > {cursor} - 10000 AND NOT {received} AND {keeps_receipts})",
     pending="""(
-        (s.mode = 'broadcast' AND m.id > {cursor})
-        OR (s.mode = 'broadcast' AND m.origin IS NULL AND m.id > {cursor} - 10000 AND NOT {received}
-            AND i.framework NOT IN ('python', 'go'))
+        (s.mode = 'broadcast' AND (m.id > {cursor} OR {late}))
         OR (s.mode = 'competing' AND NOT {claimed_by_another}))""",
+    # Read backwards, one step in the index tells whether a broadcast channel has anything new.
+    newest_id="(SELECT m.id FROM channel_messages m WHERE m.channel = s.channel ORDER BY m.id DESC LIMIT 1)",
+    has_pending="""(
+        (s.mode = 'broadcast' AND {newest_id} > {cursor})
+        OR (s.mode = 'competing' AND EXISTS (
+            SELECT 1 FROM channel_messages m WHERE m.channel = s.channel AND NOT {claimed_by_another})))""",
     instance_columns=columns(WorkflowInstance, "i", locked_by="NULLIF(i.locked_by, '')"),
     listed_columns=columns(
         WorkflowInstance, "i", locked_by="NULLIF(i.locked_by, '')", input_data="NULL", output_data="NULL"

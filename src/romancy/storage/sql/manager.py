@@ -81,19 +81,20 @@ class Manager:
 
     def _checked_event(self, event: HistoryEvent) -> dict[str, object]:
         """The parameters of a history event, checked."""
-        return {
-            "instance_id": check_key("instance_id", event.instance_id),
-            "activity_id": check_key("activity_id", event.activity_id),
-            "event_type": check_key("event_type", event.event_type, 100),
-            "data_type": event.data_type,
-            "event_data": check_optional_json("event_data", event.event_data, self._payload_limit),
-            "event_data_binary": check_binary("event_data_binary", event.event_data_binary, self._payload_limit),
-            "created_at": event.created_at,
-        }
+        check_key("instance_id", event.instance_id)
+        check_key("activity_id", event.activity_id)
+        check_key("event_type", event.event_type, 100)
+        check_optional_json("event_data", event.event_data, self._payload_limit)
+        binary = check_binary("event_data_binary", event.event_data_binary, self._payload_limit)
+        return event_row(event) | {"event_data_binary": binary}
 
-    async def _record(self, event: HistoryEvent) -> HistoryEvent | None:
-        """Record a step; if it is recorded already nothing happens and what stands there is returned."""
-        if await self._record_step.insert(**self._checked_event(event)) is not None:
+    async def _record(self, event: HistoryEvent, *, stored: bool = False) -> HistoryEvent | None:
+        """Record a step; if it is recorded already nothing happens and what stands there is returned.
+
+        What was `stored` before is not measured again: the envelope of a message is larger than the message.
+        """
+        row = event_row(event) if stored else self._checked_event(event)
+        if await self._record_step.insert(**row) is not None:
             return None
         recorded = await self._recorded_step.one(instance_id=event.instance_id, activity_id=event.activity_id)
         if recorded is None:
@@ -127,6 +128,19 @@ def check_lock(instance_id: str, lock: Lock) -> None:
     """The lock of one instance proves nothing for another."""
     if lock.instance_id != instance_id:
         raise LockLostError(instance_id, lock.worker_id)
+
+
+def event_row(event: HistoryEvent) -> dict[str, object]:
+    """The parameters of a history event."""
+    return {
+        "instance_id": event.instance_id,
+        "activity_id": event.activity_id,
+        "event_type": event.event_type,
+        "data_type": event.data_type,
+        "event_data": event.event_data,
+        "event_data_binary": event.event_data_binary,
+        "created_at": event.created_at,
+    }
 
 
 def same_record(recorded: HistoryEvent, event: HistoryEvent) -> bool:
