@@ -38,6 +38,11 @@ class Harness:
         self._storages.append(storage)
         return storage
 
+    @property
+    def clock(self) -> float:
+        """By how many seconds the database's clock has been moved."""
+        return self._offset
+
     def advance(self, seconds: float) -> None:
         """Move the database's clock forward, as all storages of this test see it."""
         self._offset += seconds
