@@ -104,7 +104,7 @@ class Channels(Ending):
     _messages_after = sql(
         """
         SELECT {message_columns} FROM channel_messages m
-         WHERE m.channel = :channel AND m.id > :after_id ORDER BY m.id LIMIT :limit""",
+         WHERE m.channel = :channel AND m.id > {any_id:after_id} ORDER BY m.id LIMIT :limit""",
         row=ChannelMessage,
     )
 
@@ -134,7 +134,7 @@ class Channels(Ending):
         row=ChannelMessage,
     )
 
-    _message_name = sql("SELECT channel, message_id FROM channel_messages WHERE id = :message_id")
+    _message_name = sql("SELECT channel, message_id FROM channel_messages WHERE id = {any_id:message_id}")
 
     _claim_owner = sql("""
         SELECT k.instance_id, i.status FROM channel_message_claims k
@@ -148,7 +148,7 @@ class Channels(Ending):
 
     _unclaim = sql("DELETE FROM channel_message_claims WHERE message_id = :message_name")
 
-    _delete_message = sql("DELETE FROM channel_messages WHERE id = :message_id")
+    _delete_message = sql("DELETE FROM channel_messages WHERE id = {any_id:message_id}")
 
     _received_by_all = sql("""
         SELECT m.id FROM channel_messages m

@@ -48,7 +48,7 @@ class History(Manager):
     _page = sql(
         """
         SELECT {history_columns} FROM workflow_history
-         WHERE instance_id = :instance_id AND id > :after_id
+         WHERE instance_id = :instance_id AND id > {any_id:after_id}
          ORDER BY id LIMIT :limit""",
         row=HistoryEvent,
     )

@@ -77,6 +77,7 @@ class Driver(ABC):
             "forever": self.forever,
             "text": self.text,
             "insertion_order": self.insertion_order,
+            "any_id": self.any_id,
         }
 
     # The reference's methods.
@@ -178,6 +179,10 @@ class Driver(ABC):
     def insertion_order(self) -> str:
         """The column that numbers outbox events as they were inserted."""
         return "sequence"
+
+    def any_id(self, parameter: str) -> str:
+        """An id that a caller gave, to be compared with a column that may be too small for it."""
+        return f":{parameter}"
 
     def byte_order(self, column: str) -> str:
         """A key column, compared and sorted byte for byte."""

@@ -80,6 +80,10 @@ class PostgresDriver(Driver):
     def forever(self) -> str:
         return "TIMESTAMP '9999-12-31 00:00:00'"
 
+    def any_id(self, parameter: str) -> str:
+        # Without its type it would be taken for an integer of the column's size, 32 bits on tables that Edda made.
+        return f":{parameter}::bigint"
+
     def byte_order(self, column: str) -> str:
         # The column has this collation on tables we made, but not on those of another framework.
         return f'{column} COLLATE "C"'
