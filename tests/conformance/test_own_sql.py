@@ -149,7 +149,10 @@ async def test_a_wrong_number_of_arguments_is_refused(conn: Executor, storage: S
         await conn.fetch_all("SELECT :name", "ann", name="ann")
 
 
-@pytest.mark.parametrize("statement", ["ROLLBACK", "commit;", "  BEGIN", "SAVEPOINT mine", "START TRANSACTION", "END;"])
+@pytest.mark.parametrize(
+    "statement",
+    ["ROLLBACK", "commit;", "  BEGIN", "SAVEPOINT mine", "START TRANSACTION", "END;", "/* so */ -- what\nCOMMIT"],
+)
 async def test_own_sql_cannot_end_or_open_a_transaction(storage: SQLStorage, statement: str) -> None:
     with pytest.raises(TransactionError, match=r"storage\.transaction\(\)"):
         await storage.conn().execute(statement)

@@ -15,7 +15,10 @@ from .statement import PARAMETER, NativeQuery, Query, Want
 _TRAITS = Traits(autocommit=True, own_sql=True)
 
 # Outside a transaction the statement shares one with other callers (SQLite), or leaves its connection to them.
-_TRANSACTION_CONTROL = re.compile(r"\s*(BEGIN|START|COMMIT|END|ABORT|ROLLBACK|SAVEPOINT|RELEASE)\b", re.IGNORECASE)
+_TRANSACTION_CONTROL = re.compile(
+    r"(?>[\s;]|--[^\n]*\n|/\*.*?\*/)*(BEGIN|START|COMMIT|END|ABORT|ROLLBACK|SAVEPOINT|RELEASE)\b",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 async def _ask(query: Query[Any]) -> Any:
