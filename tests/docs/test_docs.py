@@ -111,6 +111,8 @@ def test_the_limits_on_the_guarantees_page_are_those_of_the_code() -> None:
         "a statement on a server": f"{default(postgres.PostgresRunner, 'statement_timeout_sec'):g} s",
         "reaching a server": f"{default(postgres.PostgresRunner, 'connect_timeout_sec'):g} s",
         "attempts of an operation on a server": f"{server._ATTEMPTS}",
+        "repeating an operation that the server rolled back": f"{server._CONFLICT_PATIENCE_SEC:g} s",
+        "repeating an operation that an outage prevented": f"{server._OUTAGE_PATIENCE_SEC:g} s",
         "waiting for SQLite's writer, by default": f"{sqlite.SQLiteRunner(':memory:')._busy_sec:g} s",
         "operations that share a commit on SQLite": f"{sqlite._LARGEST_BATCH}",
         "letting operations finish on `close()`": f"{sqlite._CLOSE_DEADLINE_SEC:g} s",
