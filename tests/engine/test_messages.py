@@ -30,7 +30,7 @@ from tests.engine.conftest import MakeApp
 async def until(condition: object, timeout: float = 10) -> None:
     """Wait until an async condition holds."""
     async with asyncio.timeout(timeout):
-        while not await condition():  # type: ignore[operator]  # noqa: ASYNC110
+        while not await condition():  # type: ignore[operator]
             await asyncio.sleep(0.01)
 
 

@@ -53,7 +53,6 @@ class Ending(Enum):
     COMPENSATE = "compensate"
     RECURRED = "recurred"
     LOST = "lost"
-    PARKED = "parked"
 
 
 class Teardown(BaseException):
@@ -337,6 +336,8 @@ class Run:
     # The end.
 
     async def _finish(self, root: WorkflowTask) -> Ending:
+        if self._tearing_down:
+            return Ending.LOST
         error = None if root.cancelled() else root.exception()
         if isinstance(error, Recur):
             async with self._writing:

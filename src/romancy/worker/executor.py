@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -29,6 +29,26 @@ _TRIES_BEFORE_PARKING = 5
 _LONGEST_BACKOFF_SEC = 300.0
 
 
+class Execution:
+    """One acquisition of an instance's lock, and what is done with it."""
+
+    def __init__(self, instance: WorkflowInstance, lock: Lock) -> None:
+        self.instance = instance
+        self.lock = lock
+        self.run: Run | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def instance_id(self) -> str:
+        return self.lock.instance_id
+
+    def drop_run(self) -> None:
+        """Unwind the body, if there is one."""
+        if self.run is not None:
+            self.run.tear_down()
+            self.run = None
+
+
 class Executor:
     """Runs instances until they finish or wait."""
 
@@ -49,89 +69,103 @@ class Executor:
         self._warm: OrderedDict[str, Run] = OrderedDict()
         self._on_idle = on_idle
         self._on_due = on_due
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._runs: dict[str, Run] = {}
+        self._executions: dict[str, Execution] = {}
         self._tries: dict[str, int] = {}
-        self.locks: dict[str, Lock] = {}
 
     @property
     def busy(self) -> int:
         """How many instances are running."""
-        return len(self._tasks)
+        return len(self._executions)
+
+    @property
+    def locks(self) -> list[Lock]:
+        """The locks that have to be kept alive."""
+        return [execution.lock for execution in self._executions.values()]
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """What is running."""
+        return [execution.task for execution in self._executions.values() if execution.task is not None]
 
     def start(self, instance: WorkflowInstance, lock: Lock) -> None:
         """Run an instance whose lock was just taken."""
-        self.locks[instance.instance_id] = lock
-        task = asyncio.create_task(self._execute(instance, lock), name=f"romancy:{instance.instance_id}")
-        self._tasks[instance.instance_id] = task
-        task.add_done_callback(lambda _: self._on_end(instance.instance_id, task))
+        before = self._executions.get(instance.instance_id)
+        execution = self._executions[instance.instance_id] = Execution(instance, lock)
+        execution.task = asyncio.create_task(self._execute(execution, before), name=f"romancy:{instance.instance_id}")
 
-    def _on_end(self, instance_id: str, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(instance_id) is task:
-            del self._tasks[instance_id]
-        self._on_idle()
-
-    async def _execute(self, instance: WorkflowInstance, lock: Lock) -> None:
+    async def _execute(self, execution: Execution, before: Execution | None) -> None:
         try:
-            await self._until_it_rests(instance, lock)
+            if before is not None and before.task is not None:
+                # We lost this lock and got it back: what the earlier execution still does must end first.
+                await asyncio.wait({before.task})
+            await self._attempt(execution)
+        finally:
+            execution.drop_run()
+            if self._executions.get(execution.instance_id) is execution:
+                del self._executions[execution.instance_id]
+            self._on_idle()
+
+    async def _attempt(self, execution: Execution) -> None:
+        """Run until the instance rests; whatever goes wrong, its lock is given back or the instance set aside."""
+        instance_id = execution.instance_id
+        try:
+            await self._until_it_rests(execution)
+            self._tries.pop(instance_id, None)
         except LockLostError:
-            log.info("instance %s: the lock is another worker's now", instance.instance_id)
+            log.info("instance %s: the lock is another worker's now", instance_id)
         except NonDeterminismError as error:
-            log.error("instance %s is parked: %s", instance.instance_id, error)
-            await self._quietly(self._storage.park(instance.instance_id, f"NonDeterminismError: {error}", lock=lock))
+            log.error("instance %s is parked: %s", instance_id, error)
+            await self._quietly(self._storage.park(instance_id, f"NonDeterminismError: {error}", lock=execution.lock))
         except (TransientStorageError, OutcomeUnknownError) as error:
             # The infrastructure's trouble, never the workflow's: somebody goes on when it is over.
-            log.warning("instance %s is given back: %s", instance.instance_id, error)
-            await self._quietly(self._storage.release_lock(instance.instance_id, self._worker_id, lock=lock))
+            log.warning("instance %s is given back: %s", instance_id, error)
+            await self._give_back(execution)
         except asyncio.CancelledError:
-            await self._quietly(self._storage.release_lock(instance.instance_id, self._worker_id, lock=lock))
+            await self._give_back(execution)
             raise
         except Exception as error:
-            log.exception("instance %s could not be run", instance.instance_id)
-            await self._quietly(self._back_off(instance.instance_id, error, lock))
-        finally:
-            self.locks.pop(instance.instance_id, None)
-            run = self._runs.pop(instance.instance_id, None)
-            if run is not None:
-                run.tear_down()
+            log.exception("instance %s could not be run", instance_id)
+            await self._quietly(self._back_off(instance_id, error, execution.lock))
 
-    async def _until_it_rests(self, instance: WorkflowInstance, lock: Lock) -> None:
+    async def _give_back(self, execution: Execution) -> None:
+        await self._quietly(self._storage.release_lock(execution.instance_id, self._worker_id, lock=execution.lock))
+
+    async def _until_it_rests(self, execution: Execution) -> None:
         while True:
-            if instance.status is WorkflowStatus.COMPENSATING:
-                await Compensator(self._storage, lock).run()
+            if execution.instance.status is WorkflowStatus.COMPENSATING:
+                await Compensator(self._storage, execution.lock).run()
                 return
-            ending = await self._advance(instance, lock)
-            match ending:
+            match await self._advance(execution):
                 case Ending.SUSPENDED:
-                    self._keep_warm(self._runs.pop(instance.instance_id))
+                    self._keep_warm(execution)
                     return
                 case Ending.FINISHED | Ending.LOST:
-                    self._tries.pop(instance.instance_id, None)
                     return
                 case Ending.RECURRED | Ending.COMPENSATE:
-                    self._runs.pop(instance.instance_id).tear_down()
-                    found = await self._storage.get_instance(instance.instance_id)
+                    execution.drop_run()
+                    found = await self._storage.get_instance(execution.instance_id)
                     if found is None:
                         return
-                    instance = found
-                case Ending.PARKED:
-                    return
+                    execution.instance = found
 
-    async def _advance(self, instance: WorkflowInstance, lock: Lock) -> Ending:
+    async def _advance(self, execution: Execution) -> Ending:
+        """Run the body as far as it gets, from memory if that is still true."""
+        instance, lock = execution.instance, execution.lock
         warm = self._warm.pop(instance.instance_id, None)
         db_now = await self._storage.current_time()
         if warm is not None and warm.lock.token + 1 == lock.token:
-            self._runs[instance.instance_id] = warm
+            execution.run = warm
             return await warm.resume(lock, db_now)
         if warm is not None:
             warm.tear_down()
         definition = self._workflows[instance.workflow_name]
         body = definition.body(instance.input_data or "{}")
-        run = Run(self._storage, instance, lock, body, definition.signature, db_now)
-        self._runs[instance.instance_id] = run
-        return await run.execute()
+        execution.run = Run(self._storage, instance, lock, body, definition.signature, db_now)
+        return await execution.run.execute()
 
-    def _keep_warm(self, run: Run) -> None:
+    def _keep_warm(self, execution: Execution) -> None:
+        run, execution.run = execution.run, None
+        assert run is not None, "what was suspended has run"
         due = run.next_due()
         if due is not None:
             self._on_due(due)
@@ -150,7 +184,7 @@ class Executor:
         await self._storage.park(instance_id, f"{type(error).__name__}: {error}", until=until, lock=lock)
 
     @staticmethod
-    async def _quietly(cleanup: Any) -> None:
+    async def _quietly(cleanup: Awaitable[object]) -> None:
         try:
             await cleanup
         except Exception as error:
@@ -158,23 +192,24 @@ class Executor:
 
     def heard(self, lock: Lock) -> None:
         """A heartbeat's answer: the lock goes on, or its instance was cancelled meanwhile."""
-        run = self._runs.get(lock.instance_id)
-        self.locks[lock.instance_id] = lock
-        if run is not None and lock.status is WorkflowStatus.COMPENSATING:
-            run.stop(Ending.COMPENSATE)
+        execution = self._executions.get(lock.instance_id)
+        if execution is None or execution.lock.token != lock.token:
+            return
+        execution.lock = lock
+        if lock.status is WorkflowStatus.COMPENSATING and execution.run is not None:
+            execution.run.stop(Ending.COMPENSATE)
 
-    def lost(self, instance_id: str) -> None:
+    def lost(self, lock: Lock) -> None:
         """A heartbeat's answer: another worker has the instance."""
-        self.locks.pop(instance_id, None)
-        run = self._runs.get(instance_id)
-        if run is not None:
-            run.stop(Ending.LOST)
+        execution = self._executions.get(lock.instance_id)
+        if execution is not None and execution.lock.token == lock.token and execution.run is not None:
+            execution.run.stop(Ending.LOST)
 
     async def stop(self, drain_sec: float) -> None:
         """Let running instances come to rest for a while, then hand back what still runs."""
-        if self._tasks and drain_sec > 0:
-            await asyncio.wait(self._tasks.values(), timeout=drain_sec)
-        tasks = list(self._tasks.values())
+        if self.tasks and drain_sec > 0:
+            await asyncio.wait(self.tasks, timeout=drain_sec)
+        tasks = self.tasks
         for task in tasks:
             task.cancel()
         if tasks:

@@ -126,14 +126,12 @@ class Heart(Service):
         self._lock_timeout_sec = settings.lock_timeout_sec
 
     async def look(self) -> bool:
-        locks = list(self._executor.locks.values())
+        locks = self._executor.locks
         if not locks:
             return False
         for lock, answer in zip(locks, await self._storage.refresh_locks(locks, self._lock_timeout_sec), strict=True):
-            if lock.instance_id not in self._executor.locks:
-                continue  # it came to rest meanwhile
             if isinstance(answer, LockLostError):
-                self._executor.lost(lock.instance_id)
+                self._executor.lost(lock)
             elif answer is not None:
                 self._executor.heard(answer)
         return False
