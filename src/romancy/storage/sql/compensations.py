@@ -27,7 +27,7 @@ class Compensations(Manager):
     _stack = sql(
         """
         SELECT {compensation_columns} FROM workflow_compensations
-         WHERE instance_id = :instance_id AND id < :before_id
+         WHERE instance_id = :instance_id AND id < {any_id:before_id}
          ORDER BY id DESC LIMIT :limit""",
         row=CompensationEntry,
     )
