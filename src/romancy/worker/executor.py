@@ -27,6 +27,8 @@ log = logging.getLogger("romancy")
 
 _TRIES_BEFORE_PARKING = 5
 _LONGEST_BACKOFF_SEC = 300.0
+_RETRY_CODE_SEC = 30.0
+"""How often to look whether the code fits the history of a parked instance again."""
 
 
 class Execution:
@@ -115,7 +117,7 @@ class Executor:
             log.info("instance %s: the lock is another worker's now", instance_id)
         except NonDeterminismError as error:
             log.error("instance %s is parked: %s", instance_id, error)
-            await self._quietly(self._storage.park(instance_id, f"NonDeterminismError: {error}", lock=execution.lock))
+            await self._quietly(self._set_aside(execution, error, _RETRY_CODE_SEC))
         except (TransientStorageError, OutcomeUnknownError) as error:
             # The infrastructure's trouble, never the workflow's: somebody goes on when it is over.
             log.warning("instance %s is given back: %s", instance_id, error)
@@ -125,7 +127,9 @@ class Executor:
             raise
         except Exception as error:
             log.exception("instance %s could not be run", instance_id)
-            await self._quietly(self._back_off(instance_id, error, execution.lock))
+            tries = self._tries[instance_id] = self._tries.get(instance_id, 0) + 1
+            pause = min(2.0**tries, _LONGEST_BACKOFF_SEC) if tries < _TRIES_BEFORE_PARKING else None
+            await self._quietly(self._set_aside(execution, error, pause))
 
     async def _give_back(self, execution: Execution) -> None:
         await self._quietly(self._storage.release_lock(execution.instance_id, self._worker_id, lock=execution.lock))
@@ -174,14 +178,13 @@ class Executor:
             _, oldest = self._warm.popitem(last=False)
             oldest.tear_down()
 
-    async def _back_off(self, instance_id: str, error: Exception, lock: Lock) -> None:
-        """Set a poisoned instance aside, longer each time, and in the end for good: visible, never a crash loop."""
-        tries = self._tries[instance_id] = self._tries.get(instance_id, 0) + 1
+    async def _set_aside(self, execution: Execution, error: Exception, pause_sec: float | None) -> None:
+        """Park an instance that cannot be run, for a while or for good: visible, never failed, never a crash loop."""
         until = None
-        if tries < _TRIES_BEFORE_PARKING:
-            pause = min(2.0**tries, _LONGEST_BACKOFF_SEC)
-            until = await self._storage.current_time() + timedelta(seconds=pause)
-        await self._storage.park(instance_id, f"{type(error).__name__}: {error}", until=until, lock=lock)
+        if pause_sec is not None:
+            until = await self._storage.current_time() + timedelta(seconds=pause_sec)
+        reason = f"{type(error).__name__}: {error}"
+        await self._storage.park(execution.instance_id, reason, until=until, lock=execution.lock)
 
     @staticmethod
     async def _quietly(cleanup: Awaitable[object]) -> None:

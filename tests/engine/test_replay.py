@@ -1,0 +1,186 @@
+"""Replay: the same history leads the same code to the same place, and other code is noticed before it does harm."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from romancy import App, Settings, Workflow, activity, conn, is_replaying, receive, sleep, subscribe, workflow
+from romancy.storage import WorkflowStatus
+from tests.engine.conftest import QUICK, MakeApp
+from tests.engine.test_messages import until, waits
+from tests.harness import Harness
+
+COLD = Settings(poll_sec=0.05, heartbeat_sec=0.2, lock_timeout_sec=2.0, drain_sec=0.5, warm=0)
+
+calls: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    calls.clear()
+
+
+@activity
+async def step(name: str) -> str:
+    calls.append(name)
+    return name
+
+
+@activity
+async def slow_step(name: str, seconds: float) -> str:
+    await asyncio.sleep(seconds)
+    calls.append(name)
+    return name
+
+
+@workflow
+async def in_two_sittings() -> list[str]:
+    first = await asyncio.gather(slow_step("late", 0.05), step("early"))
+    await subscribe("go")
+    await receive("go")
+    order = [await done for done in asyncio.as_completed([slow_step("second", 0.05), step("first")])]
+    await receive("go")
+    return [*first, *order]
+
+
+async def test_recorded_steps_are_not_run_again_and_come_in_the_recorded_order(make_app: MakeApp) -> None:
+    app = await make_app(in_two_sittings, settings=COLD)
+    handle = await app.start(in_two_sittings)
+    for _ in range(2):
+        await waits(handle)
+        await app.publish("go", None)
+        await asyncio.sleep(0.2)
+    assert await handle.result(10) == ["late", "early", "first", "second"]
+    assert calls == ["early", "late", "first", "second"]
+
+
+def version(number: int) -> Workflow[Any, str]:
+    """Two versions of one workflow: the second calls another activity first."""
+
+    @workflow(name="changing")
+    async def changing() -> str:
+        await step("one") if number == 1 else await other("one")
+        await subscribe("go")
+        await receive("go")
+        return f"version {number}"
+
+    return changing
+
+
+@activity
+async def other(name: str) -> str:
+    return name
+
+
+async def parked(app: App, instance_id: str) -> str:
+    async def is_parked() -> bool:
+        return (await app.handle(instance_id).instance()).parked_reason is not None
+
+    await until(is_parked)
+    return (await app.handle(instance_id).instance()).parked_reason or ""
+
+
+async def test_code_that_does_not_fit_its_history_parks_the_instance_and_goes_on_when_put_back(
+    harness: Harness,
+) -> None:
+    async with App(harness.url, workflows=[version(1)], settings=QUICK) as app:
+        handle = await app.start(app.workflows["changing"], id="it")
+        await waits(handle)
+    async with App(harness.url, workflows=[version(2)], settings=QUICK) as app:
+        await app.publish("go", None)
+        reason = await parked(app, "it")
+        assert "NonDeterminismError" in reason
+        assert "step:1" in reason
+        assert await app.handle("it").status() is WorkflowStatus.RUNNING
+    async with App(harness.url, workflows=[version(1)], settings=QUICK) as app:
+        await app.storage.unpark("it")
+        assert await app.handle("it").result(10) == "version 1"
+
+
+def called_with(argument: str) -> Workflow[Any, None]:
+    @workflow(name="calling")
+    async def calling() -> None:
+        await step(argument)
+        await subscribe("go")
+        await receive("go")
+
+    return calling
+
+
+async def test_other_arguments_than_recorded_are_shown_in_the_reason(harness: Harness) -> None:
+    async with App(harness.url, workflows=[called_with("old")], settings=QUICK) as app:
+        await waits(await app.start(app.workflows["calling"], id="it"))
+    async with App(harness.url, workflows=[called_with("new")], settings=QUICK) as app:
+        await app.publish("go", None)
+        reason = await parked(app, "it")
+    assert '"new"' in reason
+    assert '"old"' in reason
+
+
+@workflow
+async def knows_its_past() -> list[bool]:
+    seen = [is_replaying()]
+    await step("a")
+    seen.append(is_replaying())
+    await subscribe("go")
+    await receive("go")
+    seen.append(is_replaying())
+    return seen
+
+
+async def test_a_body_can_tell_replay_from_the_present(make_app: MakeApp) -> None:
+    app = await make_app(knows_its_past, settings=COLD)
+    handle = await app.start(knows_its_past)
+    await waits(handle)
+    await app.publish("go", None)
+    assert (await handle.result(10))[:2] == [True, True]
+
+
+@workflow
+async def guarded() -> str:
+    try:
+        await sleep(3600)
+    except BaseException as error:
+        calls.append(type(error).__name__)
+        raise
+    finally:
+        await step("in finally")
+    return "never"
+
+
+async def test_a_suspended_body_is_unwound_without_doing_anything(make_app: MakeApp) -> None:
+    app = await make_app(guarded, settings=COLD)
+    handle = await app.start(guarded)
+
+    async def asleep() -> bool:
+        return await handle.status() is WorkflowStatus.WAITING_FOR_TIMER and "Teardown" in calls
+
+    await until(asleep)
+    assert calls == ["Teardown"]
+    assert await handle.history() == []
+
+
+@activity(transactional=True)
+async def pay(name: str, fail: bool) -> int:
+    await conn().execute("INSERT INTO payments (name) VALUES (:name)", name=name)
+    if fail and not calls:
+        calls.append("failed once")
+        raise ConnectionError("after the insert")
+    return int(await conn().fetch_value("SELECT COUNT(*) FROM payments"))
+
+
+@workflow
+async def paying(fail: bool) -> int:
+    return await pay("a", fail)
+
+
+@pytest.mark.parametrize("fail", [False, True])
+async def test_a_transactional_activity_does_its_sql_exactly_once(
+    harness: Harness, make_app: Callable[..., Any], fail: bool
+) -> None:
+    app = await make_app(paying)
+    await app.storage.conn().execute("CREATE TABLE IF NOT EXISTS payments (name VARCHAR(20))")
+    await app.storage.conn().execute("DELETE FROM payments")
+    assert await (await app.start(paying, fail)).result(10) == 1
