@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
+import hashlib
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, NoReturn, Protocol
 
 from ..errors import RomancyError
@@ -30,22 +32,31 @@ class Timekeeper(Protocol):
 
 
 class WorkflowTask(asyncio.Task[Any]):
-    """A task of a workflow's body; its path is numbered at its creation, so it is the same on every replay."""
+    """A task of a workflow's body; its path is numbered at its creation, so it is the same on every replay.
+
+    So is its hash: asyncio keeps tasks in sets, and hands sets to the body (`asyncio.wait`).
+    """
 
     path: tuple[int, ...] = ()
 
-    def __init__(self, *args: Any, path: tuple[int, ...], **kwargs: Any) -> None:
+    def __init__(self, *args: Any, path: tuple[int, ...], number: int, **kwargs: Any) -> None:
         self.path = path
+        self._number = number
         self.children = 0
         self.calls: Counter[str] = Counter()
         super().__init__(*args, **kwargs)
+
+    def __hash__(self) -> int:
+        return self._number
 
 
 class WorkflowLoop(asyncio.AbstractEventLoop):
     """Runs the tasks of one workflow instance."""
 
-    def __init__(self, timekeeper: Timekeeper) -> None:
+    def __init__(self, timekeeper: Timekeeper, name: str) -> None:
         self._timekeeper = timekeeper
+        # Tasks of different instances must not all collide in the sets that asyncio keeps for the whole process.
+        self._next_number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest())
         self._ready: deque[asyncio.Handle] = deque()
         self._withdrawals: dict[int, Callable[[], None]] = {}
         self._closed = False
@@ -112,7 +123,8 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         if isinstance(parent, WorkflowTask):
             parent.children += 1
             path = (*parent.path, parent.children)
-        task = WorkflowTask(coro, loop=self, name=name, context=context, path=path)
+        self._next_number += 1
+        task = WorkflowTask(coro, loop=self, name=name, context=context, path=path, number=self._next_number)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
@@ -161,3 +173,18 @@ for _method in (
     "add_signal_handler",
 ):
     setattr(WorkflowLoop, _method, _refuse)
+
+
+_as_completed = asyncio.as_completed
+
+
+@functools.wraps(_as_completed)
+def as_completed(fs: Iterable[Any], *, timeout: float | None = None) -> Any:
+    # asyncio puts the coroutines into a set and makes tasks in the order of their addresses: in a workflow they would
+    # be numbered differently on every replay. Here they become tasks in the order in which they are given.
+    if isinstance(asyncio._get_running_loop(), WorkflowLoop):
+        fs = [asyncio.ensure_future(awaitable) for awaitable in fs]
+    return _as_completed(fs, timeout=timeout)
+
+
+asyncio.as_completed = as_completed

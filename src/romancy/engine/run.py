@@ -91,7 +91,7 @@ class Run:
         self.lock = lock
         self._encode_result = signature.encode_result
         self.encode_arguments = signature.encode_arguments
-        self.loop = WorkflowLoop(self)  # type: ignore[abstract]  # what it leaves out, it refuses
+        self.loop = WorkflowLoop(self, instance.instance_id)  # type: ignore[abstract]  # what it leaves out, it refuses
         self._body = body
         self._root: WorkflowTask | None = None
         self._pending: dict[str, Step] = {}
