@@ -854,6 +854,24 @@ async def test_an_instance_that_stops_waiting_runs_again(harness: Harness, stora
     assert [resumable.instance_id for resumable in await storage.find_resumable_workflows()] == [instance_id]
 
 
+@pytest.mark.parametrize("end", ["clear", "unsubscribe", "cleanup"])
+async def test_whoever_stops_the_waiting_of_an_instance_it_holds_keeps_its_lock(
+    harness: Harness, storage: SQLStorage, end: str
+) -> None:
+    instance_id = await waiter(harness, storage)
+    lock = await storage.try_acquire_lock(instance_id, "worker-1", 30)
+
+    if end == "clear":
+        await storage.clear_channel_waiting_state(instance_id, "orders")
+    elif end == "unsubscribe":
+        await storage.unsubscribe_from_channel(instance_id, "orders", lock=lock)
+    else:
+        await storage.cleanup_instance_subscriptions(instance_id)
+
+    assert await status_of(storage, instance_id) == WorkflowStatus.RUNNING
+    await storage.update_instance_activity(instance_id, "next:1", lock=lock)
+
+
 @pytest.mark.parametrize("end", ["clear", "unsubscribe"])
 async def test_an_instance_with_another_wait_goes_on_waiting(harness: Harness, storage: SQLStorage, end: str) -> None:
     instance_id = await waiter(harness, storage)

@@ -65,4 +65,4 @@ class Archive(Ending):
         await self._forget_interests(instance_id, left)
         waiting = await self._hold_waiting.one(instance_id=instance_id)
         if waiting is not None:  # nothing is left that could wake it
-            await self._wake_instance(instance_id, waiting[0])
+            await self._wake_instance(instance_id, waiting[0], keep_lock=True)

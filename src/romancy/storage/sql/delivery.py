@@ -332,8 +332,6 @@ class Delivery(Channels, Timers):
         await self._wake_and_keep_lock.run(instance_id=instance_id)
         return ChannelDeliveryResult(instance_id, found[0], delivered)
 
-    _wake_and_keep_lock = sql("UPDATE workflow_instances SET {woken} WHERE instance_id = :instance_id")
-
     async def _deliver_to_waiter(self, instance_id: str, channel: str, framework: str) -> str | None:
         """Deliver the oldest pending message to the step that waits for it; that step, or None."""
         activity_id = await self._our_wait.value(instance_id=instance_id, channel=channel)
@@ -445,7 +443,7 @@ class Delivery(Channels, Timers):
             return
         waiting = await self._hold_waiting.one(instance_id=instance_id)
         if waiting is not None:
-            await self._wake_instance(instance_id, waiting[0])
+            await self._wake_instance(instance_id, waiting[0], keep_lock=True)
 
     @operation
     async def unsubscribe_from_channel(

@@ -99,6 +99,8 @@ class Ending(Manager):
 
     _wake = sql("UPDATE workflow_instances SET {woken}, {lock_cleared} WHERE instance_id = :instance_id")
 
+    _wake_and_keep_lock = sql("UPDATE workflow_instances SET {woken} WHERE instance_id = :instance_id")
+
     _workflow_name = sql("SELECT workflow_name FROM workflow_instances WHERE instance_id = :instance_id")
 
     _clock = sql("SELECT {now}", row=Clock)
@@ -139,14 +141,14 @@ class Ending(Manager):
             waiting = await self._hold_waiting.one(instance_id=waiter.instance_id)
             if waiting is not None:
                 await self._record(finished_event(waiter.instance_id, waiter.activity_id, finished_id, status))
-                await self._wake_instance(waiter.instance_id, waiting[0])
+                await self._wake_instance(waiter.instance_id, waiting[0], keep_lock=True)
             # One that runs finds the instance finished at its next suspend. A wait that nothing can end any more must
             # not stay: the instance would be taken for one that something will wake.
             await self._forget_instance_wait.run(instance_id=waiter.instance_id, activity_id=waiter.activity_id)
 
-    async def _wake_instance(self, instance_id: str, workflow_name: str) -> None:
+    async def _wake_instance(self, instance_id: str, workflow_name: str, *, keep_lock: bool = False) -> None:
         """Make a waiting instance runnable again, with the status it was suspended from."""
-        await self._wake.run(instance_id=instance_id)
+        await (self._wake_and_keep_lock if keep_lock else self._wake).run(instance_id=instance_id)
         await resumable_hint(instance_id, workflow_name)
 
     async def _now(self) -> datetime:
