@@ -239,6 +239,13 @@ async def test_history_is_read_in_pages_by_id(harness: Harness, storage: SQLStor
     assert await storage.get_history_count("nobody") == 0
 
 
+async def test_one_step_can_be_looked_up(harness: Harness, storage: SQLStorage) -> None:
+    instance_id = await with_steps(harness, storage, 2)
+    assert await storage.get_history_event(instance_id, "step:1") == (await history_of(storage, instance_id))[1]
+    assert await storage.get_history_event(instance_id, "step:2") is None
+    assert await storage.get_history_event("nobody", "step:1") is None
+
+
 async def test_a_page_that_ends_with_the_last_step_has_no_more(harness: Harness, storage: SQLStorage) -> None:
     instance_id = await with_steps(harness, storage, 4)
     assert (await storage.get_history_paginated(instance_id, 0, 4)).has_more is False

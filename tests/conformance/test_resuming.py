@@ -1,5 +1,6 @@
 """Finding what can run, setting aside what should not, starting over, and forgetting what is over."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -99,6 +100,54 @@ async def test_the_poll_is_bounded(harness: Harness, storage: SQLStorage) -> Non
             await harness.instance(storage)
     assert len(await resumable(storage, 7)) == 7
     assert len(await resumable(storage, 0)) == 100
+
+
+# Claiming it.
+
+
+async def test_claiming_takes_the_locks_of_what_can_run(harness: Harness, storage: SQLStorage) -> None:
+    free = await harness.instance(storage, input_data='{"n": 1}')
+    expired = await harness.locked(storage, status=WorkflowStatus.COMPENSATING, lock_timeout_seconds=60)
+    harness.advance(seconds=61)
+    await harness.locked(storage)
+    await harness.instance(storage, status=WorkflowStatus.WAITING_FOR_EVENT)
+    await storage.park(await harness.instance(storage), "unknown version")
+
+    claims = await storage.claim_resumable_workflows("worker-2", 30)
+
+    found = {instance.instance_id: (instance, lock) for instance, lock in claims}
+    assert sorted(found) == sorted([free, expired.instance_id])
+    instance, lock = found[free]
+    assert (instance.input_data, lock.token, lock.worker_id) == ('{"n": 1}', 1, "worker-2")
+    stolen = found[expired.instance_id][1]
+    assert (stolen.token, stolen.status) == (2, WorkflowStatus.COMPENSATING)
+    for _, lock in claims:
+        await storage.append_history(step(lock.instance_id), lock=lock)
+    harness.advance(seconds=31)
+    assert free in await resumable(storage)
+    assert expired.instance_id not in await resumable(storage), "its lock lasts as long as the instance says"
+
+
+async def test_what_two_workers_claim_never_overlaps(harness: Harness, storage: SQLStorage) -> None:
+    instances = [await harness.instance(storage) for _ in range(12)]
+    rival = await harness.open()
+    claims = await asyncio.gather(
+        *(runner.claim_resumable_workflows(f"worker-{n}", 30, 3) for n, runner in enumerate([storage, rival] * 4))
+    )
+    claimed = [lock.instance_id for batch in claims for _, lock in batch]
+    while more := await storage.claim_resumable_workflows("worker-9", 30, 5):
+        claimed += [lock.instance_id for _, lock in more]
+    assert sorted(claimed) == sorted(instances)
+    assert all(len(batch) <= 3 for batch in claims)
+
+
+async def test_a_claim_sees_only_what_it_was_asked_for(harness: Harness, storage: SQLStorage) -> None:
+    await harness.instance(storage, framework="go")
+    await harness.instance(storage, workflow_name="refund")
+    await harness.instance(storage, owner_service="billing")
+    ours = await harness.instance(storage, owner_service="shop")
+    claims = await storage.claim_resumable_workflows("w", 30, 1, workflow_names=["order"], owner_service="shop")
+    assert [lock.instance_id for _, lock in claims] == [ours]
 
 
 # Parking.

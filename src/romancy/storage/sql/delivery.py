@@ -27,7 +27,7 @@ from ..models import (
     WorkflowStatus,
 )
 from .channels import Channels
-from .checks import check_key, page_size
+from .checks import check_key, check_optional_key, page_size
 from .envelopes import can_read, received_event, timeout_event
 from .operation import operation
 from .statement import sql
@@ -415,7 +415,9 @@ class Delivery(Channels, Timers):
 
     @operation
     async def expire_channel_receive(self, subscription: ChannelSubscription) -> bool:
-        if subscription.activity_id is None:
+        check_key("instance_id", subscription.instance_id)
+        check_key("channel", subscription.channel)
+        if check_optional_key("activity_id", subscription.activity_id) is None:
             return False
         waiting = await self._take_waiting.one(instance_id=subscription.instance_id, worker_id="")
         if waiting is None or not await self._expired_wait.value(
