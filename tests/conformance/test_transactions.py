@@ -457,3 +457,11 @@ async def test_a_callback_may_use_the_storage(harness: Harness, storage: SQLStor
     async with storage.transaction():
         storage.register_post_commit_callback(lambda: make(storage, "from the callback"))
     assert await exists(storage, "from the callback")
+
+
+async def test_past_its_deadline_a_transaction_is_no_longer_open(storage: SQLStorage) -> None:
+    with pytest.raises(TransactionDeadlineError):
+        async with storage.transaction(deadline_sec=0.05):
+            assert storage.in_transaction()
+            await asyncio.sleep(0.3)
+            assert not storage.in_transaction()

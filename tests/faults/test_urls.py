@@ -167,3 +167,16 @@ def test_mysql_is_not_encrypted_unless_asked(option: str) -> None:
 )
 def test_postgres_is_encrypted_as_the_url_asks(option: str, mode: str | bool) -> None:
     assert ssl_mode(parse_url(f"postgres://db/orders{option}")) == mode
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://localhost/db?target_session_attrs=read-write",
+        "mysql://localhost/db?sslmod=require",
+        "sqlite:///file.db?mode=ro",
+    ],
+)
+def test_a_parameter_that_would_do_nothing_is_refused(url: str) -> None:
+    with pytest.raises(InvalidURLError, match="means nothing here"):
+        open_storage(url)

@@ -48,6 +48,14 @@ class DatabaseURL(msgspec.Struct, frozen=True):
             raise InvalidURLError(f"{name} must be true or false, not {text!r}")
         return text in _TRUE
 
+    def seconds(self, name: str, *, default: float) -> float:
+        """A parameter that is a time in seconds."""
+        text = self.options.get(name, str(default))
+        try:
+            return float(text)
+        except ValueError as error:
+            raise InvalidURLError(f"{name} must be a number of seconds, not {text!r}") from error
+
     @property
     def shown(self) -> str:
         """The URL for messages and logs: without the password."""
@@ -155,6 +163,32 @@ def _port(text: str) -> int | None:
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
         raise InvalidURLError("the port of the database URL is not a number from 1 to 65535")
     return int(text)
+
+
+_KNOWN = {
+    "sqlite": ("synchronous",),
+    "postgres": (
+        *("sslmode", "sslrootcert", "sslcert", "sslkey"),
+        *("application_name", "connect_timeout", "prepared_statements", "host", "port", "user", "dbname"),
+    ),
+    "mysql": (
+        *("sslmode", "ssl-mode", "tls", "ssl_ca", "ssl_cert", "ssl_key"),
+        *("unix_socket", "connect_timeout", "host", "port", "user", "dbname"),
+        # Found in the DSNs of Go programs; what they ask for is the case anyway.
+        *("charset", "collation", "parseTime", "loc", "multiStatements"),
+    ),
+}
+
+
+def check_options(url: DatabaseURL) -> DatabaseURL:
+    """InvalidURLError for a parameter that would do nothing."""
+    for name in url.options:
+        if name not in _KNOWN[url.kind]:
+            known = ", ".join(sorted(_KNOWN[url.kind]))
+            raise InvalidURLError(
+                f"the {url.kind} URL has a parameter {name!r} that means nothing here; known: {known}"
+            )
+    return url
 
 
 def _options(query: str) -> dict[str, str]:

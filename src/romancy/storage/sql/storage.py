@@ -10,7 +10,7 @@ from ..errors import InvalidURLError
 from ..migrations import migrate
 from ..notifications import TOPICS, Listener, PostgresListener, PostgresNotifier
 from ..protocols import Executor, PostCommitCallback
-from ..urls import DatabaseURL, parse_url
+from ..urls import DatabaseURL, check_options, parse_url
 from .checks import check_key
 from .compensations import Compensations
 from .drivers.driver import Driver
@@ -200,4 +200,4 @@ def _expect(kind: str, url: str) -> DatabaseURL:
     parsed = DatabaseURL(kind="sqlite", database=MEMORY) if url == MEMORY else parse_url(url)
     if parsed.kind != kind:
         raise InvalidURLError(f"this is a {parsed.kind} URL, and a {kind} storage cannot use it")
-    return parsed
+    return check_options(parsed)

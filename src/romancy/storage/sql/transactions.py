@@ -35,6 +35,10 @@ class Session(Protocol):
     async def rollback(self) -> None:
         """Roll back and let go of the connection; never raises for a transaction that is over anyway."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended by itself: at its deadline, or because the database ended it."""
+
 
 class Transaction:
     """An open transaction of one task, with the savepoints inside it."""
@@ -112,7 +116,9 @@ class Transactions:
     def active(self) -> bool:
         """Whether this task's operations join an open transaction."""
         transaction = self._ambient.get()
-        return transaction is not None and not transaction.finished and transaction.owner is asyncio.current_task()
+        if transaction is None or transaction.finished or transaction.session.is_over:
+            return False
+        return transaction.owner is asyncio.current_task()
 
     async def begin(self, deadline_sec: float | None = None) -> None:
         """Open a transaction, or a savepoint in the open one."""
@@ -141,7 +147,7 @@ class Transactions:
         finally:
             if current.committed:  # even if the caller was cancelled meanwhile
                 self._announce(current.hints)
-                await _call_back(current.callbacks)
+                await settled(_call_back(current.callbacks))
 
     async def rollback(self) -> None:
         """Undo the innermost savepoint or the transaction; nothing to do without one."""

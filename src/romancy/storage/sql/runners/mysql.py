@@ -127,7 +127,7 @@ class MySQLRunner(ServerRunner):
         super().__init__(MySQLDriver(), pool_size=pool_size, transaction_deadline_sec=transaction_deadline_sec)
         self.url = url
         self._statement_timeout_sec = statement_timeout_sec
-        self._connect_timeout_sec = connect_timeout_sec
+        self._connect_timeout_sec = url.seconds("connect_timeout", default=connect_timeout_sec)
         ssl_context(url)  # a wrong one is an error now, not at the first connection
 
     async def connect_raw(self) -> Any:

@@ -123,7 +123,7 @@ class PostgresRunner(ServerRunner):
         super().__init__(PostgresDriver(), pool_size=pool_size, transaction_deadline_sec=transaction_deadline_sec)
         self.url = url
         self._statement_timeout_sec = statement_timeout_sec
-        self._connect_timeout_sec = connect_timeout_sec
+        self._connect_timeout_sec = url.seconds("connect_timeout", default=connect_timeout_sec)
         ssl_mode(url)  # a wrong one is an error now, not at the first connection
         self._prepared_statements = prepared_statements and url.flag("prepared_statements", default=True)
 

@@ -291,6 +291,10 @@ class _Interactive:
         self._released = False
         self._alarm = asyncio.get_running_loop().call_later(deadline_sec, self._expire)
 
+    @property
+    def is_over(self) -> bool:
+        return self._over is not None
+
     async def run(self, call: Call[T], hints: list[Hint]) -> T:
         collected: list[Hint] = []
         if call.traits.reads or call.traits.autocommit:

@@ -545,6 +545,10 @@ class _Interactive:
 
     # Callers' side.
 
+    @property
+    def is_over(self) -> bool:
+        return self._over is not None
+
     async def run(self, call: Call[T], hints: list[Hint]) -> T:
         collected: list[Hint] = []
         guarded = not (call.traits.autocommit or call.traits.reads)
