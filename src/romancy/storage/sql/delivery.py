@@ -127,7 +127,8 @@ class Delivery(Channels, Timers):
           FROM romancy_channel_waits w
           JOIN workflow_instances i ON i.instance_id = w.instance_id
           JOIN channel_subscriptions s ON s.instance_id = w.instance_id AND s.channel = w.channel {with_cursor}
-         WHERE w.timeout_at IS NOT NULL AND w.timeout_at <= {now} AND {ours} AND i.status IN {waiting} AND {not_parked}
+         WHERE w.timeout_at IS NOT NULL AND w.timeout_at <= {statement_now}
+           AND {ours} AND i.status IN {waiting} AND {not_parked}
          ORDER BY w.timeout_at, w.id LIMIT :limit""",
         row=ChannelSubscription,
     )

@@ -65,8 +65,10 @@ FRAGMENTS.update(
     pending="""(
         (s.mode = 'broadcast' AND (m.id > {cursor} OR {late}))
         OR (s.mode = 'competing' AND NOT {claimed_by_another}))""",
-    # Read backwards, one step in the index tells whether a broadcast channel has anything new.
-    newest_id="(SELECT m.id FROM channel_messages m WHERE m.channel = s.channel ORDER BY m.id DESC LIMIT 1)",
+    # Read backwards, one step in the index tells whether a broadcast channel has anything new. MySQL does so only when
+    # the order names the index's first column too.
+    newest_id="""(
+        SELECT m.id FROM channel_messages m WHERE m.channel = s.channel ORDER BY m.channel DESC, m.id DESC LIMIT 1)""",
     has_pending="""(
         (s.mode = 'broadcast' AND {newest_id} > {cursor})
         OR (s.mode = 'competing' AND EXISTS (

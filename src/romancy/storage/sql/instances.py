@@ -296,10 +296,13 @@ class Instances(Ending):
             needle = driver.ascii_lower(f"CAST({given(text)} AS {driver.text_type})")
             conditions.append(driver.position(needle, driver.ascii_lower(column)) + " > 0")
 
+        index = "romancy_instances_newest_any"
         if not isinstance(framework, AnyFramework):
-            conditions.append(f"i.framework = {given(check_key('framework', framework))}")
+            index = "romancy_instances_newest"
+            conditions.append(f"i.framework = {driver.unforeseen(given(check_key('framework', framework)))}")
         if options.status_filter is not None:
-            conditions.append(f"i.status = {given(str(WorkflowStatus(options.status_filter)))}")
+            index = index if isinstance(framework, AnyFramework) else "romancy_instances_by_status"
+            conditions.append(f"i.status = {driver.unforeseen(given(str(WorkflowStatus(options.status_filter))))}")
         if options.workflow_name_filter:
             contains("i.workflow_name", options.workflow_name_filter)
         if options.instance_id_filter:
@@ -325,7 +328,10 @@ class Instances(Ending):
             arguments.extend(more)
         selected = driver.expand(FRAGMENTS["instance_columns" if payloads else "listed_columns"])
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        text = f"SELECT {selected} FROM workflow_instances i{where} ORDER BY {started} DESC, {key} DESC LIMIT {limit:d}"
+        text = (
+            f"SELECT {selected} FROM workflow_instances i {driver.through_index(index)}{where}"
+            f" ORDER BY {started} DESC, {key} DESC LIMIT {limit:d}"
+        )
         return NativeQuery(text, arguments, Want.ALL, row_decoder(WorkflowInstance, driver))
 
     @operation(reads=True)

@@ -59,6 +59,7 @@ class Driver(ABC):
         self._rendered: dict[Statement[Any], Rendered] = {}
         self.hooks: dict[str, Callable[..., str]] = {
             "now": self.now,
+            "statement_now": self.statement_now,
             "seconds_from_now": self.seconds_from_now,
             "seconds_ago": self.seconds_ago,
             "seconds_after": lambda argument: self.seconds_after(*identifiers(argument)),
@@ -124,6 +125,10 @@ class Driver(ABC):
     def now(self) -> str:
         """The database's clock at statement time, in UTC."""
 
+    def statement_now(self) -> str:
+        """The clock at the start of the statement: for searching an index, where the clock itself could go on."""
+        return self.now()
+
     @abstractmethod
     def seconds_after(self, moment: str, parameter: str) -> str:
         """`moment` plus a number of seconds given by a parameter or column."""
@@ -135,6 +140,14 @@ class Driver(ABC):
     @abstractmethod
     def seconds_ago(self, parameter: str) -> str:
         """Now minus the parameter's seconds."""
+
+    def unforeseen(self, parameter: str) -> str:
+        """A parameter whose value the planner must not count on."""
+        return parameter
+
+    def through_index(self, index: str) -> str:
+        """Behind a table's name: read it through this index, where the planner cannot be trusted to find it."""
+        return ""
 
     @abstractmethod
     def for_update(self) -> str:

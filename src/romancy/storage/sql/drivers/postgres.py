@@ -30,11 +30,19 @@ class PostgresDriver(Driver):
         shift = f" + interval '{self.clock_offset:.6f} seconds'" if self.clock_offset else ""
         return f"(timezone('UTC', clock_timestamp()){shift})"
 
+    def statement_now(self) -> str:
+        # clock_timestamp() may differ from row to row, so no index is searched by it: every timer would be read.
+        return self.now().replace("clock_timestamp", "statement_timestamp")
+
     def seconds_after(self, moment: str, parameter: str) -> str:
         return f"({moment} + make_interval(secs => {parameter}))"
 
     def seconds_ago(self, parameter: str) -> str:
-        return f"({self.now()} - make_interval(secs => :{parameter}))"
+        return f"({self.statement_now()} - make_interval(secs => :{parameter}))"
+
+    def unforeseen(self, parameter: str) -> str:
+        # Told that most instances are completed, it reads through the newest of any status until enough turn up.
+        return f"(SELECT {parameter}::text)"
 
     def select_for_update_skip_locked(self) -> str:
         # Not FOR UPDATE: a mere foreign-key insert would make the row look taken.
