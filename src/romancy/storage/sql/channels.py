@@ -200,6 +200,7 @@ class Channels(Ending):
         return [ids[position] for position in range(len(checked))]
 
     def _checked_message(self, channel: str, data: str | bytes, metadata: str | None) -> dict[str, Any]:
+        self._check_together(data, metadata)
         text = check_json("data", data, self._payload_limit) if isinstance(data, str) else None
         return {
             "channel": check_key("channel", channel),

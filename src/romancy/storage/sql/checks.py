@@ -94,6 +94,11 @@ def check_binary(what: str, payload: bytes | None, limit: int) -> bytes | None:
     return payload
 
 
+def size_of(payload: str | bytes) -> int:
+    """How many bytes a payload has."""
+    return len(payload.encode("utf-8", "replace") if isinstance(payload, str) else payload)
+
+
 def check_size(what: str, size: int, limit: int) -> None:
     """PayloadTooLargeError above the limit."""
     if size > limit:

@@ -146,6 +146,7 @@ class Instances(Ending):
 
     def _checked_instance(self, instance: WorkflowInstance) -> dict[str, Any]:
         limit = self._payload_limit
+        self._check_together(instance.input_data, instance.output_data)
         return {
             "instance_id": check_key("instance_id", instance.instance_id),
             "workflow_name": check_key("workflow_name", instance.workflow_name),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import InstanceNotFoundError, InvalidStatusTransitionError, LockLostError
 from ..models import FINISHED, HistoryEvent, Lock, WorkflowStatus
 from . import fragments  # noqa: F401 (the statements below use them)
-from .checks import check_binary, check_key, check_optional_json
+from .checks import check_binary, check_key, check_optional_json, check_size, size_of
 from .runners.runner import BaseRunner
 from .statement import sql
 
@@ -49,6 +49,12 @@ class Manager:
         """What is configured, or less if the server accepts less."""
         server = self.runner.payload_limit
         return self.max_payload_bytes if server is None else min(self.max_payload_bytes, server)
+
+    def _check_together(self, first: str | bytes | None, second: str | bytes | None) -> None:
+        """Two payloads of one statement must also fit into what the server accepts at once."""
+        server = self.runner.payload_limit
+        if server is not None and first is not None and second is not None:
+            check_size("two payloads of one statement", size_of(first) + size_of(second), server)
 
     async def _hold_instance(self, instance_id: str, lock: Lock | None = None) -> WorkflowStatus:
         """Lock the instance's row until commit, fenced by `lock` if given; its status."""
