@@ -51,16 +51,17 @@ class Relayer(Service):
 
     async def _relay(self, event: OutboxEvent) -> None:
         """Publish one event outside any transaction; its errors are its own and hold nobody up."""
+        owner = self._storage.relayer_id  # its failure counts only while the event is still ours to send
         try:
             await self._publish(event)
         except InvalidEventError as error:
             log.error("event %s is invalid: %s", event.event_id, error)
-            await self._storage.mark_outbox_event_failed(event.event_id, error=str(error), invalid=True)
+            await self._storage.mark_outbox_event_failed(event.event_id, error=str(error), invalid=True, owner=owner)
         except Exception as error:
             log.warning("event %s was not sent (attempt %d): %s", event.event_id, event.retry_count + 1, error)
             if event.retry_count + 1 >= self._max_attempts:
-                await self._storage.mark_outbox_event_failed(event.event_id, error=repr(error))
+                await self._storage.mark_outbox_event_failed(event.event_id, error=repr(error), owner=owner)
             else:
-                await self._storage.increment_outbox_attempts(event.event_id, error=repr(error))
+                await self._storage.increment_outbox_attempts(event.event_id, error=repr(error), owner=owner)
         else:
             await self._storage.mark_outbox_event_sent(event.event_id)

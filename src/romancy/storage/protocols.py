@@ -296,11 +296,16 @@ class OutboxManager(Protocol):
     async def mark_outbox_event_sent(self, event_id: str) -> bool:
         """What went out went out, whoever says so; False for an unknown or already published event."""
 
-    async def mark_outbox_event_failed(self, event_id: str, *, error: str = "", invalid: bool = False) -> bool:
-        """Give the event up for good; False for an unknown or already settled one."""
+    async def mark_outbox_event_failed(
+        self, event_id: str, *, error: str = "", invalid: bool = False, owner: str | None = None
+    ) -> bool:
+        """Give the event up for good; False for an unknown or already settled one.
 
-    async def increment_outbox_attempts(self, event_id: str, *, error: str = "") -> bool:
-        """Count a failed attempt; the event is pending again, after a longer pause each time."""
+        With `owner`, the relayer whose lease it was, also False if another one holds the event by now.
+        """
+
+    async def increment_outbox_attempts(self, event_id: str, *, error: str = "", owner: str | None = None) -> bool:
+        """Count a failed attempt; the event is pending again, after a longer pause each time. `owner` as above."""
 
     async def cleanup_old_outbox_events(self, older_than: timedelta, *, limit: int = 1000) -> int:
         """Delete up to `limit` events published longer ago."""

@@ -85,5 +85,6 @@ FRAGMENTS.update(
         OutboxEvent,
         retry_count="COALESCE(retry_count, 0)",
         updated_at="COALESCE(updated_at, published_at, created_at)",
+    not_anothers="({text:owner} IS NULL OR lease_owner IS NULL OR lease_owner = :owner OR lease_until <= {now})",
     ),
 )

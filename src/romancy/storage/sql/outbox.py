@@ -16,6 +16,7 @@ from .checks import (
     check_binary,
     check_key,
     check_optional_json,
+    check_optional_key,
     page_size,
     plain_text,
     positive,
@@ -72,11 +73,11 @@ class Outbox(Manager):
         UPDATE outbox_events
            SET status = :status, last_error = COALESCE(:error, last_error), updated_at = {now},
                lease_owner = NULL, lease_until = NULL
-         WHERE event_id = :event_id AND status IN ('pending', 'processing')""")
+         WHERE event_id = :event_id AND status IN ('pending', 'processing') AND {not_anothers}""")
 
     _attempts = sql("""
         SELECT COALESCE(retry_count, 0) FROM outbox_events
-         WHERE event_id = :event_id AND status IN ('pending', 'processing') {for_update}""")
+         WHERE event_id = :event_id AND status IN ('pending', 'processing') AND {not_anothers} {for_update}""")
 
     _retry = sql("""
         UPDATE outbox_events
@@ -145,16 +146,23 @@ class Outbox(Manager):
         return bool(await self._sent.run(event_id=check_key("event_id", event_id)))
 
     @operation(autocommit=True)
-    async def mark_outbox_event_failed(self, event_id: str, *, error: str = "", invalid: bool = False) -> bool:
+    async def mark_outbox_event_failed(
+        self, event_id: str, *, error: str = "", invalid: bool = False, owner: str | None = None
+    ) -> bool:
         status = OutboxStatus.INVALID if invalid else OutboxStatus.FAILED
         marked = await self._failed.run(
-            event_id=check_key("event_id", event_id), status=status, error=clipped(error) or None
+            event_id=check_key("event_id", event_id),
+            status=status,
+            error=clipped(error) or None,
+            owner=check_optional_key("owner", owner),
         )
         return bool(marked)
 
     @operation
-    async def increment_outbox_attempts(self, event_id: str, *, error: str = "") -> bool:
-        attempts = await self._attempts.value(event_id=check_key("event_id", event_id))
+    async def increment_outbox_attempts(self, event_id: str, *, error: str = "", owner: str | None = None) -> bool:
+        attempts = await self._attempts.value(
+            event_id=check_key("event_id", event_id), owner=check_optional_key("owner", owner)
+        )
         if attempts is None:
             return False
         pause = pause_before_retry(attempts)
