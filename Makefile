@@ -14,7 +14,7 @@ help: ## List these targets
 
 .PHONY: demo
 demo: $(VENV)/package ## See a workflow survive a crash
-	@$(RUN) -m romancy.demo $(ARGS)
+	@$(RUN) -m romancy demo $(ARGS)
 
 .PHONY: test
 test: lint ## Check everything, on real SQLite, PostgreSQL, MariaDB and MySQL; ARGS go to pytest

@@ -1,224 +1,259 @@
-"""An order on its way through the storage layer, printed as it happens: ``python -m romancy.demo``.
+"""``romancy demo``: an order loses its worker to ``kill -9`` and goes on as if nothing had happened.
 
-Two workers open the same SQLite file, as two processes would, and what is printed is what the database answered. Only
-time is helped along: nobody wants to watch a lock expire, so the demo moves the database's clock as the tests do.
+Everything printed is real: a shop, which starts orders and looks at them, and two workers in processes of their own,
+the first of which is killed. They share an SQLite file and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import sys
 import tempfile
+import time
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple
+from types import TracebackType
+from typing import Self
 
-from romancy.storage import (
-    ChannelMode,
-    ChannelWait,
-    HistoryEvent,
-    HistoryEventType,
-    HistoryIterator,
-    Lock,
-    LockLostError,
-    OutboxEvent,
-    SQLStorage,
-    TimerSubscription,
-    WorkflowInstance,
-    open_storage,
+from romancy import (
+    App,
+    Settings,
+    TerminalError,
+    WorkflowFailedError,
+    WorkflowHandle,
+    activity,
+    receive_direct,
+    sleep,
+    subscribe,
+    workflow,
 )
+from romancy.storage import HistoryEvent, HistoryEventType, WorkflowStatus
 
-ORDER = "order-17"
-PARCELS = f"parcel:{ORDER}"
-
-
-class Worker(NamedTuple):
-    """Somebody who runs workflows, with a storage of their own on the common database."""
-
-    name: str
-    storage: SQLStorage
+# The program: activities touch the world, the workflow says in which order.
 
 
-async def main() -> None:
+@dataclass
+class Order:
+    id: str
+    total: int
+    to: str
+
+
+async def refund(order: Order, result: str | None) -> None:
+    print(f"refund: {order.total} euros for {order.id}, by {result}")
+
+
+@activity(compensate=refund)
+async def charge(order: Order) -> str:
+    print(f"charge: {order.total} euros for {order.id}")
+    await asyncio.sleep(0.5)
+    return f"receipt R-{order.id}"
+
+
+async def unpack(order: Order) -> None:
+    print(f"unpack: {order.id} back on the shelf")
+
+
+@activity(compensate=unpack)
+async def pack(order: Order) -> str:
+    print(f"pack: {order.id}, this takes a moment ...")
+    await asyncio.sleep(2.5)
+    print(f"pack: {order.id} is in its box")
+    return f"parcel P-{order.id}"
+
+
+@activity
+async def ship(parcel: str, to: str) -> str:
+    print(f"ship: {parcel} to {to}")
+    if to == "the Moon":
+        raise TerminalError("no carrier flies to the Moon")
+    return f"{parcel} is on its way to {to}"
+
+
+@workflow
+async def fulfil(order: Order) -> str:
+    await charge(order)
+    parcel = await pack(order)
+    await sleep(timedelta(seconds=2))  # the glue dries; it might as well be two months
+    await subscribe("approval", "direct")
+    await receive_direct("approval")
+    return await ship(parcel, order.to)
+
+
+def app(url: str, *, worker: bool) -> App:
+    """A lock lasts 3 s, half of the default, so that nobody has to watch it expire for long."""
+    settings = Settings(lock_timeout_sec=3.0, heartbeat_sec=0.75, poll_sec=0.25)
+    return App(url, workflows=[fulfil], worker=worker, settings=settings)
+
+
+async def work(url: str) -> None:
+    """A worker's whole life; it ends when its parent closes the pipe, or has ended itself."""
+    async with app(url, worker=True):
+        await asyncio.to_thread(sys.stdin.read)
+
+
+# The story: what the shop sees of it.
+
+
+async def tell() -> None:
     with tempfile.TemporaryDirectory(prefix="romancy-demo-") as directory:
         url = f"sqlite:///{directory}/orders.db"
-        async with open_storage(url) as one, open_storage(url) as two:
-            await one.initialize()
-            print(f"Coffee by subscription, one order a month, kept in {url}")
-            await an_order(Worker("worker-1", one), Worker("worker-2", two))
-
-
-async def an_order(*workers: Worker) -> None:
-    """The whole story, a chapter each."""
-    await create(workers[0])
-    owner, rival, lock = await race_for_the_lock(*workers)
-    await charge_the_card(owner, lock)
-    lock = await take_over(rival, lock, from_silent=owner)
-    owner = rival
-    lock = await sleep_until_roasting_day(owner, lock, workers)
-    await receive_what_came_early(owner, lock)
-    await ship_and_tell(owner, lock)
-    await relay_the_event(workers)
-    await start_next_month(owner, lock)
+        async with asyncio.timeout(60), app(url, worker=False) as shop:
+            chapter("A workflow is an async function")
+            print(inspect.getsource(fulfil.fn).rstrip())
+            chapter("An order is stored, and a worker in another process runs it")
+            async with Worker("worker-1", url) as first:
+                order = await start_an_order(shop, first)
+                chapter("In the middle of a step, the worker dies")
+                await kill(first, order)
+            chapter("Another one goes on, once the dead one's lock has expired (3 s here, 6 s by default)")
+            async with Worker("worker-2", url) as second:
+                await take_over(second)
+                chapter("The order waits for a timer, then for a person; waiting, it is only rows")
+                await wait_for_time_and_people(shop, order)
+                chapter("An order that cannot be finished is undone, last step first")
+                undone = await fail_and_undo(shop)
+            chapter("What is recorded, each step once")
+            await look_back(order, undone)
+    chapter("Where to go next")
     where_to_go_next()
 
 
-async def create(worker: Worker) -> None:
-    chapter("An order is a row")
-    coffee = WorkflowInstance(
-        instance_id=ORDER, workflow_name="coffee_subscription", input_data='{"month": 1, "beans": "Yirgacheffe"}'
-    )
-    await worker.storage.create_instance(coffee)
-    order = await look(worker)
-    say("shop", f"{order.instance_id} is {order.status}: {order.input_data}")
+async def start_an_order(shop: App, worker: Worker) -> WorkflowHandle[str]:
+    say("shop", "await app.start(fulfil, Order('order-17', 42, 'Paris'), id='order-17')")
+    order = await shop.start(fulfil, Order("order-17", 42, "Paris"), id="order-17")
+    await worker.says("takes a moment")
+    await asyncio.sleep(0.5)
+    return order
 
 
-async def race_for_the_lock(*workers: Worker) -> tuple[Worker, Worker, Lock]:
-    """Who won, who did not, and the lock."""
-    chapter("Two workers reach for it at the same moment; one gets it")
-    locks = await asyncio.gather(*(worker.storage.try_acquire_lock(ORDER, worker.name, 30) for worker in workers))
-    for worker, lock in zip(workers, locks, strict=True):
-        say(worker.name, f"gets the lock for 30 s, with token {lock.token}" if lock else "gets None and goes away")
-    [(winner, won)] = [(worker, lock) for worker, lock in zip(workers, locks, strict=True) if lock]
-    [loser] = [worker for worker in workers if worker is not winner]
-    return winner, loser, won
+async def kill(worker: Worker, order: WorkflowHandle[str]) -> None:
+    say("shop", bad(f"$ kill -9 {worker.process.pid}"))
+    worker.process.kill()
+    say("shop", f"{worker.name} is gone, exit status {await worker.process.wait()}")
+    say("shop", f"recorded so far: {[event.activity_id for event in await order.history()]}, paid and not packed")
 
 
-async def charge_the_card(owner: Worker, lock: Lock) -> None:
-    chapter("A finished step is recorded once, by whoever holds the lock")
-    charged = step("charge_card:1", '{"amount": "14.50 EUR"}')
-    appended = await owner.storage.append_history(charged, lock=lock)
-    say(owner.name, f"records {charged.activity_id} as history id {appended.id}")
-    again = await owner.storage.append_history(charged, lock=lock)
-    say(owner.name, f"asks again, unsure of the answer: already_recorded={again.already_recorded}, still id {again.id}")
+async def take_over(worker: Worker) -> None:
+    await worker.says("takes a moment")
+    say("shop", good("charge is recorded and not repeated; pack was cut off, so it begins again"))
+    await worker.says("in its box")
 
 
-async def take_over(heir: Worker, stale: Lock, *, from_silent: Worker) -> Lock:
-    """The next acquisition; writes bound to the stale one are refused from here on."""
-    chapter(f"{from_silent.name} falls silent in mid-work; nobody is told")
-    move_clock(timedelta(seconds=31), heir, from_silent)
-    [found] = await heir.storage.find_resumable_workflows()
-    lock = await acquire(heir)
-    say(heir.name, f"finds {found.instance_id} with an expired lock and takes it: token {lock.token}")
-    done = [event.activity_id async for event in HistoryIterator(heir.storage, ORDER)]
-    say(heir.name, f"reads the history, {done}: the card is not charged again")
-    say(from_silent.name, "wakes up, knows nothing of all this, and wants to record its next step")
+async def wait_for_time_and_people(shop: App, order: WorkflowHandle[str]) -> None:
+    await watch(order, until=WorkflowStatus.WAITING_FOR_MESSAGE)
+    say("shop", "await app.send_to('order-17', {'approved by': 'Ada'}, channel='approval')")
+    await shop.send_to("order-17", {"approved by": "Ada"}, channel="approval")
+    say("shop", good(f"await order.result()  ->  {await order.result()!r}"))
+
+
+async def fail_and_undo(shop: App) -> WorkflowHandle[str]:
+    say("shop", "await app.start(fulfil, Order('order-18', 99, 'the Moon'), id='order-18')")
+    order = await shop.start(fulfil, Order("order-18", 99, "the Moon"), id="order-18")
+    await shop.send_to("order-18", {"approved by": "Bob"}, channel="approval")  # early, and not lost
     try:
-        await from_silent.storage.append_history(step("grind:1", '"coarse"'), lock=stale)
-    except LockLostError as error:
-        say("database", good(f"refused, as it should be: {type(error).__name__}"))
-        say("", good(str(error)))
-    return lock
+        await order.result()
+    except WorkflowFailedError as error:
+        say("shop", good(f"await order.result()  ->  {type(error).__name__}: {error.message}"))
+    return order
 
 
-async def sleep_until_roasting_day(owner: Worker, lock: Lock, workers: tuple[Worker, ...]) -> Lock:
-    chapter("The beans are roasted in two days; a sleeping order is only rows")
-    roasting_day = await owner.storage.current_time() + timedelta(days=2)
-    timer = TimerSubscription(ORDER, "roasting_day", roasting_day, activity_id="sleep:1")
-    await owner.storage.suspend(ORDER, [timer], lock=lock)
-    order = await look(owner)
-    say(owner.name, f"suspends it: {order.status}, locked by {order.locked_by}")
-    move_clock(timedelta(days=2), *workers)
-    [due] = await owner.storage.find_expired_timers()
-    fired = await asyncio.gather(*(worker.storage.fire_timer(due, worker_id=worker.name) for worker in workers))
-    for worker, by_us in zip(workers, fired, strict=True):
-        say(worker.name, f"finds {due.timer_id} due and fires it: {by_us}")
-    lock = await acquire(owner)
-    say(owner.name, f"goes on with token {lock.token}")
-    return lock
-
-
-async def receive_what_came_early(owner: Worker, lock: Lock) -> None:
-    chapter("A message that came before anybody waited is not lost")
-    message_id = await owner.storage.publish_to_channel(PARCELS, '{"weight_kg": 0.54}')
-    say("warehouse", f"publishes message {message_id} on {PARCELS}; nobody listens yet")
-    await owner.storage.subscribe_to_channel(ORDER, "parcel", ChannelMode.DIRECT, lock=lock)
-    [received] = await owner.storage.suspend(ORDER, [ChannelWait(PARCELS, "receive_parcel:1")], lock=lock)
-    say(owner.name, f"wants to wait for it, and has it at once: {json.loads(received.event_data or '')['data']}")
-
-
-async def ship_and_tell(owner: Worker, lock: Lock) -> None:
-    chapter("Our table, the step and the event to the outside: one transaction")
-    storage = owner.storage
-    await storage.conn().execute("CREATE TABLE shipments (order_id TEXT, month INTEGER)")
-    async with storage.transaction() as conn:
-        await conn.execute("INSERT INTO shipments VALUES (:order_id, :month)", order_id=ORDER, month=1)
-        await storage.append_history(step("ship:1", '{"carrier": "bicycle"}'), lock=lock)
-        await storage.add_outbox_event(
-            OutboxEvent("shipped-17-1", "order.shipped", "coffee-shop", f'{{"order": "{ORDER}"}}'), lock=lock
-        )
-    rows = await storage.conn().fetch_value("SELECT COUNT(*) FROM shipments")
-    say(owner.name, f"commits {rows} row in shipments, step ship:1 and event shipped-17-1 together")
-
-
-async def relay_the_event(workers: tuple[Worker, ...]) -> None:
-    chapter("The event goes out: leased to one, sent, marked")
-    leased = await asyncio.gather(*(worker.storage.get_pending_outbox_events(lease_sec=60) for worker in workers))
-    for worker, events in zip(workers, leased, strict=True):
-        say(worker.name, f"asks for pending events: {[event.event_id for event in events]}")
-    for worker, events in zip(workers, leased, strict=True):
-        for event in events:
-            say("customer", f"reads {event.event_type} {event.event_data}")
-            marked = await worker.storage.mark_outbox_event_sent(event.event_id)
-            say(worker.name, f"marks {event.event_id} as sent: {marked}")
-
-
-async def start_next_month(owner: Worker, lock: Lock) -> None:
-    chapter("Next month: the same order starts over, its past goes to the archive")
-    await owner.storage.recur_instance(ORDER, '{"month": 2, "beans": "Yirgacheffe"}', lock=lock)
-    for event in await owner.storage.get_archived_history(ORDER):
-        say("archive", f"{event.original_id}  {event.activity_id:<18}{event.event_type}")
-    order, steps = await look(owner), await owner.storage.get_history_count(ORDER)
-    say("shop", f"{order.instance_id} is {order.status} with {steps} steps: {order.input_data}")
+async def look_back(*orders: WorkflowHandle[str]) -> None:
+    for order in orders:
+        for event in await order.history():
+            print(f"  {order.id}  {event.activity_id:<29}{event.event_type:<24}{content(event)}".rstrip())
 
 
 def where_to_go_next() -> None:
-    chapter("Where to go next")
-    say("read", "src/romancy/demo.py   what you have just seen")
-    say("", "docs/storage.md       every operation, with examples")
-    say("", "docs/guarantees.md    what is promised, and what is not")
-    say("", "ARCHITECTURE.md       how it is done, once, for four databases")
+    print("  docs/tutorial.md      your first workflow, in five minutes")
+    print("  examples/             small programs to run and change: sagas, approvals, queues, FastAPI")
+    print("  src/romancy/demo.py   what you have just seen")
 
 
 # What the chapters have in common.
 
 
-async def look(worker: Worker) -> WorkflowInstance:
-    """The order as it is stored now."""
-    order = await worker.storage.get_instance(ORDER)
-    assert order is not None
-    return order
+class Worker:
+    """A worker in a process of its own, whose words are printed as they come."""
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name = name
+        self._url = url
+        self._said = ""
+        self._spoke = asyncio.Condition()
+
+    async def __aenter__(self) -> Self:
+        command = [sys.executable, "-u", "-m", "romancy.demo", "worker", self._url]
+        pipe = asyncio.subprocess.PIPE
+        # In a session of its own, Ctrl-C does not reach it: it ends when we close its stdin.
+        self.process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, start_new_session=True)
+        say(self.name, f"starts, process {self.process.pid}")
+        self._listening = asyncio.create_task(self._listen())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        await self._listening
+        await self.process.wait()
+
+    async def _listen(self) -> None:
+        assert self.process.stdout is not None
+        async for line in self.process.stdout:
+            say(self.name, line.decode().rstrip())
+            async with self._spoke:
+                self._said += line.decode()
+                self._spoke.notify_all()
+
+    async def says(self, words: str) -> None:
+        """Wait until it has said something."""
+        async with self._spoke:
+            await self._spoke.wait_for(lambda: words in self._said)
 
 
-async def acquire(worker: Worker) -> Lock:
-    """The order's lock, which is known to be free."""
-    lock = await worker.storage.try_acquire_lock(ORDER, worker.name, 30)
-    assert lock is not None
-    return lock
+async def watch(order: WorkflowHandle[str], until: WorkflowStatus) -> None:
+    """Say what the order waits for, until it waits for this."""
+    seen = None
+    while seen is not until:
+        now = await order.instance()
+        if now.status is not seen and now.status.startswith("waiting"):
+            seen = now.status
+            say("shop", f"{order.id} is {now.status}, locked by {now.locked_by or 'nobody'}")
+        await asyncio.sleep(0.05)
 
 
-def step(activity_id: str, result: str) -> HistoryEvent:
-    return HistoryEvent(ORDER, activity_id, HistoryEventType.ACTIVITY_COMPLETED, event_data=result)
+def content(event: HistoryEvent) -> str:
+    """What an event has recorded, in short."""
+    recorded = json.loads(event.event_data or "{}")
+    if event.event_type == HistoryEventType.COMPENSATION_EXECUTED:
+        return str(recorded["activity_name"]).rpartition(":")[2]
+    found = (recorded.get(key) for key in ("result", "data", "error_message"))
+    return next((str(value) for value in found if value is not None), "")
 
 
-def move_clock(span: timedelta, *workers: Worker) -> None:
-    """Let time pass in the database, as these workers see it."""
-    for worker in workers:
-        worker.storage.runner.driver.clock_offset += span.total_seconds()
-    say("clock", f"{f'{span.days} days' if span.days else f'{span.seconds} seconds'} later (moved, not waited for)")
+BEGAN = time.monotonic()
 
 
 def chapter(title: str) -> None:
-    print(f"\n{paint('1', title)}")
+    print(f"\n{paint('1', title)}", flush=True)
 
 
 def say(who: str, what: str) -> None:
-    print(f"  {paint('36', f'{who:<10}')}  {what}")
+    colour = {"worker-1": "33", "worker-2": "35"}.get(who, "36")
+    print(f"{time.monotonic() - BEGAN:5.1f} s  {paint(colour, f'{who:<10}')}{what}", flush=True)
 
 
 def good(text: str) -> str:
     return paint("32", text)
+
+
+def bad(text: str) -> str:
+    return paint("1;31", text)
 
 
 def paint(code: str, text: str) -> str:
@@ -227,4 +262,4 @@ def paint(code: str, text: str) -> str:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(work(sys.argv[2]) if sys.argv[1:2] == ["worker"] else tell())

@@ -1,4 +1,4 @@
-"""``romancy``: run a worker, migrate a database, look at instances, cancel and unpark them."""
+"""``romancy``: see a demo, run a worker, migrate a database, look at instances, cancel and unpark them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from .. import __version__
 from ..errors import RomancyError
 from ..storage import StorageError, WorkflowStatus
-from . import instances, migrate, worker
+from . import demo, instances, migrate, worker
 
 DATABASE_VARIABLE = "ROMANCY_URL"
 
@@ -25,6 +25,9 @@ def parser() -> argparse.ArgumentParser:
     )
     root.add_argument("--version", action="version", version=f"romancy {__version__}")
     commands = root.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    showing_off = commands.add_parser("demo", help="see an order survive kill -9; takes half a minute")
+    showing_off.set_defaults(run=demo.run)
 
     running = commands.add_parser("worker", help="run the workflows of an app until SIGTERM")
     running.add_argument("app", metavar="MODULE:APP", help="where the App is, such as orders:app")

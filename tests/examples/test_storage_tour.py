@@ -1,4 +1,4 @@
-"""The demo: it tells its story to the end, in plain text, and leaves nothing behind."""
+"""The tour of the storage: it tells its story to the end, in plain text, and leaves nothing behind."""
 
 import os
 import subprocess
@@ -7,21 +7,20 @@ from pathlib import Path
 
 import pytest
 
+TOUR = Path(__file__).parents[2] / "examples/storage_tour.py"
 WIDEST = 100
 
 
 @pytest.fixture
 def told(tmp_path: Path) -> str:
-    """What the demo prints into a pipe."""
+    """What the tour prints into a pipe."""
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONWARNINGS": "error"}
-    demo = subprocess.run(
-        [sys.executable, "-m", "romancy.demo"], env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert (demo.returncode, demo.stderr) == (0, "")
-    return demo.stdout
+    tour = subprocess.run([sys.executable, TOUR], env=environment, capture_output=True, text=True, timeout=60)
+    assert (tour.returncode, tour.stderr) == (0, "")
+    return tour.stdout
 
 
-def test_the_demo_shows_each_promise_being_kept(told: str) -> None:
+def test_the_tour_shows_each_promise_being_kept(told: str) -> None:
     for moment in (
         "gets None and goes away",
         "already_recorded=True",
@@ -37,11 +36,11 @@ def test_the_demo_shows_each_promise_being_kept(told: str) -> None:
     assert sorted(line[-5:].strip() for line in told.splitlines() if "fires it" in line) == ["False", "True"]
 
 
-def test_the_demo_fits_a_terminal_and_has_no_colours_in_a_pipe(told: str) -> None:
+def test_the_tour_fits_a_terminal_and_has_no_colours_in_a_pipe(told: str) -> None:
     body = told.split("\n", 1)[1]  # the first line names a file, which may lie anywhere
     assert max(map(len, body.splitlines())) <= WIDEST
     assert "\033" not in told
 
 
-def test_the_demo_leaves_no_files(told: str, tmp_path: Path) -> None:
+def test_the_tour_leaves_no_files(told: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
