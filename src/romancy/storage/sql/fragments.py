@@ -77,6 +77,7 @@ FRAGMENTS.update(
     listed_columns=columns(
         WorkflowInstance, "i", locked_by="NULLIF(i.locked_by, '')", input_data="NULL", output_data="NULL"
     ),
+    not_anothers="({text:owner} IS NULL OR lease_owner IS NULL OR lease_owner = :owner OR lease_until <= {now})",
     history_columns=columns(HistoryEvent),
     timer_columns=columns(TimerSubscription, "t"),
     compensation_columns=columns(CompensationEntry),
@@ -85,6 +86,5 @@ FRAGMENTS.update(
         OutboxEvent,
         retry_count="COALESCE(retry_count, 0)",
         updated_at="COALESCE(updated_at, published_at, created_at)",
-    not_anothers="({text:owner} IS NULL OR lease_owner IS NULL OR lease_owner = :owner OR lease_until <= {now})",
     ),
 )
