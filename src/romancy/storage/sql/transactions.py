@@ -64,8 +64,11 @@ class Transaction:
         self._savepoints.append((len(self.hints), len(self.callbacks)))
 
     async def commit_nested(self) -> None:
+        await settled(self._release_savepoint())
+
+    async def _release_savepoint(self) -> None:
         try:
-            await settled(self.session.control(f"RELEASE SAVEPOINT romancy_{self.depth - 1}"))
+            await self.session.control(f"RELEASE SAVEPOINT romancy_{self.depth - 1}")
         except StorageError:
             await self.rollback_nested()
             raise

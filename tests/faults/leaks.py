@@ -1,0 +1,25 @@
+"""Whether a storage that has nothing to do holds nothing."""
+
+from romancy.storage import PostgresStorage, SQLStorage
+from romancy.storage.sql.runners.server import ServerRunner
+from romancy.storage.sql.runners.sqlite import SQLiteRunner
+
+
+async def assert_nothing_is_held(storage: SQLStorage) -> None:
+    """No connection is taken, nobody stands in line, no transaction is open."""
+    runner = storage.runner
+    if isinstance(storage, PostgresStorage):
+        await storage._notifier.finish()  # it borrows a connection to tell what was committed
+    if isinstance(runner, SQLiteRunner):
+        assert runner._queue.empty()
+        assert runner._session is None
+        assert runner._writer is None or not runner._writer.in_transaction
+        return
+    assert isinstance(runner, ServerRunner)
+    pool = runner.pool
+    assert runner._under_way == 0
+    assert (pool._busy, pool._taken) == (0, set())
+    assert not [turn for turn in (*pool._line, *pool._urgent_line) if not turn.done()]
+    assert pool._transactions._value == pool._for_transactions
+    assert len(pool._idle) <= pool._size
+    assert not [connection for connection in pool._idle if connection.in_transaction]
