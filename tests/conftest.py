@@ -19,7 +19,7 @@ from tests.harness import Harness, empty
 from tests.servers import KINDS, Server, ServerError, Servers
 
 DATABASES = ("sqlite", *KINDS)
-FIXTURES = ("database", "harness")
+FIXTURES = ("database", "harness", "shared_database")
 
 SERVERS = pytest.StashKey[Servers]()
 MIGRATED = pytest.StashKey[dict[str, str]]()

@@ -88,8 +88,7 @@ async def test_edda_receives_every_broadcast_message_of_ours_once_and_in_order(s
     waiting = [await edda.start("receiver", channel="news", count=4) for _ in range(2)]
     await edda.ask("publish", channel="news", data={"n": 0})  # Edda delivers this one itself
     for instance_id in waiting:
-        while await edda.ask("status", instance_id=instance_id) != "waiting_for_message":
-            await edda.ask("cycle")
+        await edda.ask("until_waiting", instance_id=instance_id)
 
     await publish(storage, "news", 1, 2, 3)
 
@@ -139,7 +138,7 @@ class Interruption:
 
 
 @pytest.mark.databases("postgres", "mariadb")
-@pytest.mark.parametrize("storage", ["our tables"], indirect=True)
+@pytest.mark.parametrize("neighbourhood", ["our tables"], indirect=True)
 async def test_a_competing_message_that_edda_takes_while_we_deliver_it_goes_to_one_of_us(
     storage: SQLStorage, edda: Edda, ours: Harness
 ) -> None:
@@ -179,7 +178,7 @@ async def test_we_receive_every_broadcast_message_of_eddas_once(storage: SQLStor
 
     for number in (1, 2):
         await edda.ask("publish", channel="news", data={"n": number})
-        await edda.ask("cycle")
+        await edda.ask("until_waiting", instance_id=theirs)
     await publish(storage, "news", 3)
     await deliver(storage, "news")
 

@@ -131,13 +131,21 @@ class Commands:
 
     async def outcome(self, instance_id: str) -> dict[str, Any]:
         """Resume what can be resumed until this instance has ended; its status and output."""
+        instance = await self._until(instance_id, *DONE)
+        return {"status": instance["status"], "output": instance["output_data"]}
+
+    async def until_waiting(self, instance_id: str) -> None:
+        """Resume what can be resumed until this instance waits for a message, and may be delivered to."""
+        await self._until(instance_id, "waiting_for_message")
+
+    async def _until(self, instance_id: str, *statuses: str) -> dict[str, Any]:
         deadline = time.monotonic() + PATIENCE_SEC
-        while (instance := await self._instance(instance_id))["status"] not in DONE:
+        while (instance := await self._instance(instance_id))["status"] not in statuses:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{instance_id} is still {instance['status']}")
             await self.app._resume_running_workflows()
             await asyncio.sleep(0.02)
-        return {"status": instance["status"], "output": instance["output_data"]}
+        return instance
 
     async def status(self, instance_id: str) -> str:
         return (await self._instance(instance_id))["status"]
