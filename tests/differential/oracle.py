@@ -43,9 +43,9 @@ from romancy.storage import (
     WorkflowNotCancellableError,
     WorkflowStatus,
 )
+from tests.comparison import FOREVER
 
 EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
-FOREVER = datetime(9999, 12, 31, tzinfo=UTC)
 OURS, NEIGHBOUR = "romancy-py", "neighbour"
 FINISHED = ("completed", "failed", "cancelled")
 WAITING = ("waiting_for_event", "waiting_for_timer", "waiting_for_message")
@@ -1205,7 +1205,7 @@ def _payload(message: ChannelMessage) -> str | bytes:
 
 
 def tables(oracle: Oracle) -> dict[str, list[dict[str, Any]]]:
-    """What the tables should hold, by the names and columns of `trial.TABLES`."""
+    """What the tables should hold, by the names and columns of `comparison.TABLES`."""
     return {
         "definitions": [
             {"workflow_name": name, "source_hash": source_hash} for name, source_hash in sorted(oracle.definitions)
