@@ -114,17 +114,16 @@ async def empty(storage: SQLStorage) -> None:
     """Delete all rows but those of the migrations, so that the next test finds a fresh database."""
     conn = storage.conn()
     kind = storage.runner.driver.driver_name()
-    tables = await tables_of(storage)
+    # Not TRUNCATE, which takes several times as long for a few rows. Instances go before their definitions: PostgreSQL
+    # cannot look away meanwhile, as the others can.
+    tables = sorted(await tables_of(storage), key=lambda table: table == "workflow_definitions")
+    delete: Callable[[str], str] = "DELETE FROM {}".format
     async with storage.transaction():
-        if kind == "postgres":
-            await conn.execute(f"TRUNCATE {', '.join(tables)} RESTART IDENTITY CASCADE")
-            return
-        wipe: Callable[[str], str] = "DELETE FROM {}".format
         if kind == "mysql":
             await conn.execute("SET FOREIGN_KEY_CHECKS = 0")
-        else:
+        elif kind == "sqlite":
             await conn.execute("PRAGMA defer_foreign_keys = ON")
         for table in tables:
-            await conn.execute(wipe(table))
+            await conn.execute(delete(table))
         if kind == "mysql":
             await conn.execute("SET FOREIGN_KEY_CHECKS = 1")
