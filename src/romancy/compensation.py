@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import logging
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from .engine.ambient import CURRENT_ACTIVITY, ActivityContext, current_run
 from .engine.calls import call
 from .errors import RomancyError
 from .retry import Retry
-from .serialization import Signature, encode
+from .serialization import Signature, encode, home, locate
 from .storage import (
     CompensationEntry,
     HistoryEvent,
@@ -36,7 +35,7 @@ _LOCAL: dict[str, Callable[..., Any]] = {}
 def compensator_name(function: Callable[..., Any]) -> str:
     """The name under which a compensating function is stored, and found again in another process."""
     plain = getattr(function, "fn", function)
-    name = f"{plain.__module__}:{plain.__qualname__}"
+    name = f"{home(plain)}:{plain.__qualname__}"
     _LOCAL[name] = plain
     return name
 
@@ -47,9 +46,7 @@ def find_compensator(name: str) -> Callable[..., Any]:
         return _LOCAL[name]
     module, _, qualified = name.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for part in qualified.split("."):
-            found = getattr(found, part)
+        found = locate(module, qualified)
     except (ImportError, AttributeError) as error:
         raise RomancyError(f"the compensating function {name!r} cannot be found: {error}") from error
     plain: Callable[..., Any] = getattr(found, "fn", found)

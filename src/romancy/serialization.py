@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
@@ -98,6 +100,28 @@ def fingerprint(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
+def home(thing: Any) -> str:
+    """The module in which other processes find a function or class, even if this one was started with that module."""
+    return _main_name() if thing.__module__ == "__main__" else str(thing.__module__)
+
+
+def locate(module: str, qualified_name: str) -> Any:
+    """A function or class in its home; ImportError or AttributeError if it is not there."""
+    found = sys.modules["__main__"] if module == _main_name() else importlib.import_module(module)
+    for part in qualified_name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _main_name() -> str:
+    """By which name others import what this process calls `__main__`: orders, after ``python orders.py``."""
+    main = sys.modules["__main__"]
+    spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:
+        return str(spec.name)
+    return Path(path).stem if path else "__main__"
+
+
 class StoredError(msgspec.Struct, frozen=True):
     """An exception as it is kept in history."""
 
@@ -115,14 +139,12 @@ class StoredError(msgspec.Struct, frozen=True):
         except (TypeError, ValueError, msgspec.MsgspecError):
             arguments = msgspec.Raw(_encoder.encode([str(error)]))
         kind = type(error)
-        return cls(kind.__qualname__, str(error), kind.__module__, arguments, stack_trace)
+        return cls(kind.__qualname__, str(error), home(kind), arguments, stack_trace)
 
     def revive(self) -> BaseException:
         """The exception again, of its own type where that can be found and made; else an ActivityError."""
         try:
-            found: Any = importlib.import_module(self.error_module)
-            for part in self.error_type.split("."):
-                found = getattr(found, part)
+            found = locate(self.error_module, self.error_type)
             if isinstance(found, type) and issubclass(found, Exception):
                 revived: BaseException = found(*msgspec.json.decode(self.error_args))
                 return revived
