@@ -184,3 +184,33 @@ async def test_a_transactional_activity_does_its_sql_exactly_once(
     await app.storage.conn().execute("CREATE TABLE IF NOT EXISTS payments (name VARCHAR(20))")
     await app.storage.conn().execute("DELETE FROM payments")
     assert await (await app.start(paying, fail)).result(10) == 1
+
+
+@workflow
+async def by_a_deadline() -> list[bool]:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + 0.1
+    missed = []
+    for _ in range(4):
+        await slow_step("tick", 0.04)
+        missed.append(loop.time() > deadline)
+        await subscribe("go")
+        await receive("go")
+    return missed
+
+
+async def test_the_loops_time_is_the_same_on_every_replay(make_app: MakeApp) -> None:
+    app = await make_app(by_a_deadline, settings=COLD)
+    handle = await app.start(by_a_deadline)
+    for _ in range(4):
+        await waits(handle)
+        seen = await handle.history()
+        await app.publish("go", None)
+
+        async def went_on(seen: list[Any] = seen) -> bool:
+            return len(await handle.history()) > len(seen)
+
+        await until(went_on)
+    missed = await handle.result(10)
+    assert missed == sorted(missed)
+    assert missed[-1]

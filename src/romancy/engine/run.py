@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import time
 import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
@@ -37,6 +36,7 @@ from ..storage import (
     WorkflowStatus,
 )
 from .ambient import CURRENT_RUN
+from .clock import DatabaseClock
 from .loop import WorkflowLoop, WorkflowTask
 from .steps import Kind, Step, step_id
 
@@ -84,7 +84,7 @@ class Run:
         lock: Lock,
         body: Callable[[], Coroutine[Any, Any, Any]],
         signature: Signature,
-        db_now: datetime,
+        clock: DatabaseClock,
     ) -> None:
         self.storage = storage
         self.instance = instance
@@ -110,24 +110,17 @@ class Run:
         self._tearing_down = False
         self.live = False
         self.last_id = 0
-        self.steps_replayed = 0
-        self._clock = (db_now, time.monotonic())
-        self._history_time = instance.started_at or db_now
+        self.now = clock.now
+        self._history_time = (instance.started_at or clock.now()).timestamp()
         self.stopped: Ending | None = None
 
     @property
     def instance_id(self) -> str:
         return self.instance.instance_id
 
-    # The clock: the database's, carried on by this process's monotonic one.
-
-    def now(self) -> datetime:
-        """The database's time."""
-        moment, started = self._clock
-        return moment + timedelta(seconds=time.monotonic() - started)
-
     def time(self) -> float:
-        return (self.now() if self.live else self._history_time).timestamp()
+        """The time of the loop: when what the body saw last was recorded, so that it is the same on every replay."""
+        return self._history_time
 
     # Running.
 
@@ -145,10 +138,9 @@ class Run:
         finally:
             await self._stop_doing()
 
-    async def resume(self, lock: Lock, db_now: datetime) -> Ending:
+    async def resume(self, lock: Lock) -> Ending:
         """Go on after a suspension that this process has kept in memory: only what was recorded since is read."""
         self.lock = lock
-        self._clock = (db_now, time.monotonic())
         self.stopped = None
         try:
             page = await self.storage.get_history_paginated(self.instance_id, self.last_id, 1000)
@@ -173,8 +165,6 @@ class Run:
     def _replay(self, event: HistoryEvent) -> None:
         """Take one recorded event to where the body waits for it."""
         self.last_id = max(self.last_id, event.id or 0)
-        if event.created_at is not None:
-            self._history_time = event.created_at
         if event.activity_id in LIFE or event.activity_id.startswith(COMPENSATION):
             return
         step, hash_sign, attempt = event.activity_id.partition("#")
@@ -208,7 +198,7 @@ class Run:
         step.check(event)
         self._doing.pop(step.id, None)
         self._registered.pop(step.id, None)
-        self.steps_replayed += 1
+        self._history_time = max(self._history_time, step.recorded_at(event))
         step.settle(event)
         self.loop.run_until_blocked()
         self._progress.set()
@@ -477,5 +467,6 @@ class Run:
             self.deliver(await write())
 
     def event(self, step: str, event_type: HistoryEventType, data: str) -> HistoryEvent:
-        """A history event of this instance."""
-        return HistoryEvent(instance_id=self.instance_id, activity_id=step, event_type=event_type, event_data=data)
+        """A history event of this instance, with the time at which the body sees it."""
+        stamped = f'{data[:-1]}, "at": {self.now().timestamp()!r}}}'
+        return HistoryEvent(instance_id=self.instance_id, activity_id=step, event_type=event_type, event_data=stamped)

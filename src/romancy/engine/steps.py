@@ -61,6 +61,10 @@ class Outcome(msgspec.Struct, frozen=True):
     result: msgspec.Raw = msgspec.Raw(b"null")
 
 
+class _Stamp(msgspec.Struct, frozen=True):
+    at: float = 0.0
+
+
 class Step:
     """One durable thing that the body waits for."""
 
@@ -115,6 +119,12 @@ class Step:
                     f"step {self.id!r}: {self.name} is called with other arguments than were recorded;"
                     f" the code gives {self.input_json}, history has {_recorded_input(event)}"
                 )
+
+    def recorded_at(self, event: HistoryEvent) -> float:
+        """When the event was recorded: what we wrote says so itself, the rest by its row."""
+        if self.kind in (Kind.ACTIVITY, Kind.CALL) or event.event_type == HistoryEventType.ACTIVITY_FAILED:
+            return msgspec.json.decode(event.event_data or "{}", type=_Stamp).at
+        return 0.0 if event.created_at is None else event.created_at.timestamp()
 
     def settle(self, event: HistoryEvent) -> None:
         """Hand the recorded result to the body."""

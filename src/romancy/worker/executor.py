@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ..compensation import Compensator
+from ..engine.clock import DatabaseClock
 from ..engine.run import Ending, Run
 from ..errors import NonDeterminismError
 from ..storage import (
@@ -59,6 +60,7 @@ class Executor:
         storage: SQLStorage,
         workflows: Mapping[str, Workflow[Any, Any]],
         worker_id: str,
+        clock: DatabaseClock,
         *,
         warm: int,
         on_idle: Callable[[], None],
@@ -67,6 +69,7 @@ class Executor:
         self._storage = storage
         self._workflows = workflows
         self._worker_id = worker_id
+        self._clock = clock
         self._warm_limit = warm
         self._warm: OrderedDict[str, Run] = OrderedDict()
         self._on_idle = on_idle
@@ -156,15 +159,14 @@ class Executor:
         """Run the body as far as it gets, from memory if that is still true."""
         instance, lock = execution.instance, execution.lock
         warm = self._warm.pop(instance.instance_id, None)
-        db_now = await self._storage.current_time()
         if warm is not None and warm.lock.token + 1 == lock.token:
             execution.run = warm
-            return await warm.resume(lock, db_now)
+            return await warm.resume(lock)
         if warm is not None:
             warm.tear_down()
         definition = self._workflows[instance.workflow_name]
         body = definition.body(instance.input_data or "{}")
-        execution.run = Run(self._storage, instance, lock, body, definition.signature, db_now)
+        execution.run = Run(self._storage, instance, lock, body, definition.signature, self._clock)
         return await execution.run.execute()
 
     def _keep_warm(self, execution: Execution) -> None:
@@ -182,7 +184,7 @@ class Executor:
         """Park an instance that cannot be run, for a while or for good: visible, never failed, never a crash loop."""
         until = None
         if pause_sec is not None:
-            until = await self._storage.current_time() + timedelta(seconds=pause_sec)
+            until = self._clock.now() + timedelta(seconds=pause_sec)
         reason = f"{type(error).__name__}: {error}"
         await self._storage.park(execution.instance_id, reason, until=until, lock=execution.lock)
 

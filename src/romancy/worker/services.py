@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
+from ..engine.clock import DatabaseClock
 from ..storage import (
     ChannelMessage,
     ChannelSubscription,
@@ -141,14 +142,20 @@ class Timekeeper(Service):
     """Fires due timers and timeouts, waking up for those it knows of."""
 
     def __init__(
-        self, storage: SQLStorage, worker_id: str, names: Sequence[str], owner: str | None, settings: Settings
+        self,
+        storage: SQLStorage,
+        clock: DatabaseClock,
+        worker_id: str,
+        names: Sequence[str],
+        owner: str | None,
+        settings: Settings,
     ) -> None:
         super().__init__(settings.poll_sec)
         self._storage = storage
+        self._clock = clock
         self._worker_id = worker_id
         self._ours: dict[str, Any] = {"workflow_names": names, "owner_service": owner}
         self._known: list[datetime] = []
-        self._db_ahead_sec = 0.0
 
     def note(self, due: datetime) -> None:
         """A timer will be due: do not oversleep it."""
@@ -160,8 +167,8 @@ class Timekeeper(Service):
         await for_each(self._fire(timer) for timer in timers)
         late = await self._storage.find_expired_channel_subscriptions(_BATCH, **self._ours)
         await for_each(self._storage.expire_channel_receive(subscription) for subscription in late)
-        self._db_now = await self._storage.current_time()
-        self._known = [due for due in self._known if due > self._db_now]
+        now = await self._clock.read()
+        self._known = [due for due in self._known if due > now]
         return len(timers) == _BATCH * 5 or len(late) == _BATCH
 
     async def _fire(self, timer: TimerSubscription) -> None:
@@ -170,7 +177,7 @@ class Timekeeper(Service):
     def pause_sec(self) -> float:
         if not self._known:
             return super().pause_sec()
-        next_due = (min(self._known) - self._db_now).total_seconds()
+        next_due = (min(self._known) - self._clock.now()).total_seconds()
         return min(max(0.001, next_due), super().pause_sec())
 
 

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import msgspec
 
+from ..engine.clock import DatabaseClock
 from ..notices import hear
 from ..storage import Lock, SQLStorage, WorkflowInstance
 from ..storage.sql.operation import Hint
@@ -29,17 +30,19 @@ class Worker:
         self.id = f"{socket.gethostname()[:100]}-{os.getpid()}-{uuid4().hex[:12]}"
         self._storage = storage
         self._settings = settings
+        self.clock = DatabaseClock(storage)
         names = sorted(workflows)
         self.executor = Executor(
             storage,
             workflows,
             self.id,
+            self.clock,
             warm=settings.warm,
             on_idle=lambda: self._resumer.wake(),
             on_due=lambda due: self._timekeeper.note(due),
         )
         self._resumer = Resumer(storage, self.executor, self.id, names, owner, settings)
-        self._timekeeper = Timekeeper(storage, self.id, names, owner, settings)
+        self._timekeeper = Timekeeper(storage, self.clock, self.id, names, owner, settings)
         self._courier = Courier(storage, self.id, names, owner, settings)
         self._heart = Heart(storage, self.executor, settings)
         self._tasks: list[asyncio.Task[None]] = []
@@ -55,6 +58,7 @@ class Worker:
 
     async def start(self) -> None:
         """Start the services."""
+        await self.clock.read()
         services: list[Service] = [self._resumer, self._timekeeper, self._courier, self._heart]
         self._tasks = [asyncio.create_task(service.run(), name=type(service).__name__) for service in services]
         self._tasks.append(asyncio.create_task(hear(self._storage, self._on_hint), name="Listener"))
