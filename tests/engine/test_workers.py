@@ -1,0 +1,136 @@
+"""Workers: each runs what it knows, as much as it may, and gives back what it cannot finish."""
+
+import asyncio
+import os
+import sys
+
+import msgspec
+import pytest
+
+from romancy import App, DuplicateNameError, Settings, activity, workflow
+from romancy.storage import SQLStorage, WorkflowInstance, WorkflowStatus
+from tests.acceptance.failing_over import fulfil
+from tests.engine.conftest import QUICK, MakeApp
+from tests.engine.test_messages import until
+from tests.harness import Harness
+
+running = 0
+most = 0
+
+
+@activity
+async def busy(seconds: float) -> None:
+    global running, most
+    running += 1
+    most = max(most, running)
+    await asyncio.sleep(seconds)
+    running -= 1
+
+
+@workflow
+async def occupied(seconds: float) -> str:
+    await busy(seconds)
+    return "done"
+
+
+@workflow
+async def quick() -> str:
+    return "quick"
+
+
+async def test_unknown_names_stay_untouched(harness: Harness, storage: SQLStorage, make_app: MakeApp) -> None:
+    foreign = await harness.instance(storage, workflow_name="somebody else's")
+    app = await make_app(quick)
+    assert await (await app.start(quick)).result(10) == "quick"
+    instance = await storage.get_instance(foreign)
+    assert instance is not None
+    assert (instance.status, instance.lock_token) == (WorkflowStatus.RUNNING, 0)
+
+
+async def test_two_apps_on_one_database_run_their_own(make_app: MakeApp) -> None:
+    first, second = await make_app(quick), await make_app(occupied)
+    client = await make_app(worker=False)
+    handles = [await client.start(quick), await client.start(occupied, 0.0)]
+    assert [await handle.result(10) for handle in handles] == ["quick", "done"]
+    assert first.worker is not second.worker
+
+
+async def test_services_of_one_code_never_touch_each_others_work(harness: Harness, make_app: MakeApp) -> None:
+    await make_app(quick, service="north")
+    south = App(harness.url, workflows=[quick], worker=False, service="south")
+    async with south:
+        handle = await south.start(quick)
+        await asyncio.sleep(0.5)
+        assert (await handle.instance()).lock_token == 0
+        async with App(harness.url, workflows=[quick], service="south", settings=QUICK):
+            assert await handle.result(10) == "quick"
+
+
+async def test_no_more_instances_run_at_once_than_allowed(make_app: MakeApp) -> None:
+    global most
+    most = 0
+    app = await make_app(occupied, settings=msgspec.structs.replace(QUICK, concurrency=3))
+    handles = [await app.start(occupied, 0.05) for _ in range(12)]
+    for handle in handles:
+        await handle.result(20)
+    assert most <= 3
+
+
+async def test_a_slow_workflow_does_not_delay_others(make_app: MakeApp) -> None:
+    app = await make_app(occupied, quick)
+    await app.start(occupied, 30.0)
+    async with asyncio.timeout(5):
+        assert await (await app.start(quick)).result() == "quick"
+
+
+async def test_a_poisoned_instance_backs_off_visibly_and_never_fails(storage: SQLStorage, make_app: MakeApp) -> None:
+    await storage.create_instance(
+        WorkflowInstance(instance_id="poison", workflow_name="occupied", input_data='{"seconds": "not a number"}')
+    )
+    app = await make_app(occupied)
+
+    async def parked() -> bool:
+        return (await app.handle("poison").instance()).parked_reason is not None
+
+    await until(parked)
+    instance = await app.handle("poison").instance()
+    assert instance.status is WorkflowStatus.RUNNING
+    assert "SerializationError" in (instance.parked_reason or "")
+    assert instance.parked_until is not None
+
+
+@pytest.mark.databases("sqlite", "postgres")
+async def test_sigterm_hands_everything_back(harness: Harness) -> None:
+    environment = {**os.environ, "ROMANCY_TEST_URL": harness.url, "HANG": "charge"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "romancy", "worker", "tests.engine.served:app"),
+        stderr=asyncio.subprocess.PIPE,
+        env=environment,
+    )
+    async with App(harness.url, worker=False) as client:
+        handle = await client.start(fulfil, "17")
+
+        async def taken() -> bool:
+            return (await handle.instance()).locked_by is not None
+
+        await until(taken, 30)
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+        assert (await handle.instance()).locked_by is None
+
+
+async def test_stopping_an_app_lets_others_go_on_at_once(harness: Harness) -> None:
+    async with App(harness.url, workflows=[occupied], settings=msgspec.structs.replace(QUICK, drain_sec=0.0)) as app:
+        handle = await app.start(occupied, 0.3)
+        await asyncio.sleep(0.1)
+    patient = Settings(poll_sec=0.1, lock_timeout_sec=60.0)
+    async with App(harness.url, workflows=[occupied], settings=patient) as heir:
+        assert await heir.handle(handle.id).result(10) == "done"
+
+
+def test_an_app_refuses_what_is_no_workflow() -> None:
+    with pytest.raises(TypeError, match="@workflow"):
+        App("sqlite://:memory:", workflows=[test_an_app_refuses_what_is_no_workflow])  # type: ignore[list-item]
+    with pytest.raises(DuplicateNameError):
+        App("sqlite://:memory:", workflows=[quick, workflow(name="quick")(occupied.fn)])
