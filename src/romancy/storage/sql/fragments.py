@@ -28,6 +28,14 @@ def literals(values: Iterable[str]) -> str:
     return "(" + ", ".join(f"'{value}'" for value in values) + ")"
 
 
+def longest_runnable(columns: str, *, status: str = "IN {runnable}", locking: str = "") -> str:
+    """What can run and has been waiting for it longest."""
+    return f"""
+        SELECT {columns} FROM workflow_instances i
+         WHERE {{ours}} AND i.status {status} AND {{lock_is_free}} AND {{not_parked}}
+         ORDER BY i.runnable_since, i.instance_id LIMIT :limit {locking}"""
+
+
 def claimed_by_another_than(instance: str) -> str:
     """Claimed by somebody who can still work on it; a finished or deleted owner has let go."""
     return f"""EXISTS (

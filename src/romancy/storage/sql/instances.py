@@ -19,6 +19,7 @@ from ..input_filters import InputFilterBuilder
 from ..models import (
     CANCELLABLE,
     FINISHED,
+    RUNNABLE,
     AnyFramework,
     HistoryEvent,
     HistoryEventType,
@@ -42,8 +43,9 @@ from .checks import (
     positive,
 )
 from .ending import Ending, resumable_hint
+from .fragments import longest_runnable
 from .operation import operation
-from .statement import FRAGMENTS, NativeQuery, Want, row_decoder, sql
+from .statement import FRAGMENTS, NativeQuery, Want, merged, row_decoder, sql
 
 FAILED_ACTIVITY = "workflow_failed"
 CANCELLED_ACTIVITY = "workflow_cancelled"
@@ -94,10 +96,15 @@ class Instances(Ending):
          WHERE instance_id = :instance_id""")
 
     _resumable = sql(
-        """
-        SELECT i.instance_id, i.workflow_name FROM workflow_instances i
-         WHERE {ours} AND i.status IN {runnable} AND {lock_is_free} AND {not_parked}
-         ORDER BY i.runnable_since, i.instance_id LIMIT :limit""",
+        longest_runnable("i.instance_id, i.workflow_name"),
+        mysql=merged(
+            (
+                longest_runnable("i.instance_id, i.workflow_name, i.runnable_since", status=f"= '{status}'")
+                for status in RUNNABLE
+            ),
+            columns="instance_id, workflow_name",
+            order="runnable_since, instance_id",
+        ),
         row=ResumableWorkflow,
     )
 

@@ -8,12 +8,13 @@ from datetime import datetime, timedelta
 import msgspec
 
 from ..errors import LockLostError
-from ..models import Lock, StaleWorkflowInfo, WorkflowInstance, WorkflowStatus
+from ..models import RUNNABLE, Lock, StaleWorkflowInfo, WorkflowInstance, WorkflowStatus
 from .checks import check_key, page_size, positive
+from .fragments import longest_runnable
 from .instances import Instances
 from .manager import check_lock
 from .operation import operation
-from .statement import sql
+from .statement import columns, merged, sql
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -92,10 +93,17 @@ class Locks(Instances):
         return lock
 
     _claimable = sql(
-        """
-        SELECT {instance_columns} FROM workflow_instances i
-         WHERE {ours} AND i.status IN {runnable} AND {lock_is_free} AND {not_parked}
-         ORDER BY i.runnable_since, i.instance_id LIMIT :limit {for_update_skip_locked}""",
+        longest_runnable("{instance_columns}", locking="{for_update_skip_locked}"),
+        mysql=merged(
+            (
+                longest_runnable(
+                    "{instance_columns}, i.runnable_since", status=f"= '{status}'", locking="{for_update_skip_locked}"
+                )
+                for status in RUNNABLE
+            ),
+            columns=columns(WorkflowInstance),
+            order="runnable_since, instance_id",
+        ),
         row=WorkflowInstance,
     )
 

@@ -23,7 +23,7 @@ from .checks import (
 )
 from .manager import Manager
 from .operation import Hint, operation
-from .statement import sql
+from .statement import columns, merged, sql
 
 OUTBOX_TOPIC = "workflow_outbox_pending"
 _FIRST_PAUSE_SEC = 1.0
@@ -51,6 +51,20 @@ class Outbox(Manager):
            AND ((status = 'pending' AND (next_attempt_at IS NULL OR next_attempt_at <= {now}))
                 OR (status = 'processing' AND lease_until <= {now}))
          ORDER BY created_at, {insertion_order} LIMIT :limit {for_update_skip_locked}""",
+        mysql=merged(
+            (
+                f"""
+                SELECT {{outbox_columns}}, sequence FROM outbox_events
+                 WHERE {due}
+                 ORDER BY created_at, sequence LIMIT :limit {{for_update_skip_locked}}"""
+                for due in (
+                    "status = 'pending' AND (next_attempt_at IS NULL OR next_attempt_at <= {now})",
+                    "status = 'processing' AND lease_until <= {now}",
+                )
+            ),
+            columns=columns(OutboxEvent),
+            order="created_at, sequence",
+        ),
         row=OutboxEvent,
     )
 

@@ -21,7 +21,7 @@ ALTER TABLE workflow_group_memberships
     ADD INDEX romancy_groups_members (group_name, id); -- get_group_members
 
 ALTER TABLE outbox_events
-    ADD INDEX romancy_outbox_due (status, created_at), -- get_pending_outbox_events
+    ADD INDEX romancy_outbox_due (status, created_at, sequence), -- get_pending_outbox_events
     ADD INDEX romancy_outbox_published (status, published_at); -- cleanup_old_outbox_events
 
 ALTER TABLE channel_messages
