@@ -37,6 +37,11 @@ class SQLiteDriver(Driver):
         shift = f", '{self.clock_offset:+.3f} seconds'" if self.clock_offset else ""
         return f"strftime({_TIME}, 'now'{shift})"
 
+    def publishing_now(self) -> str:
+        # On tables that Edda made the default of published_at, which its messages get, is a whole second.
+        default = "SELECT dflt_value FROM pragma_table_info('channel_messages') WHERE name = 'published_at'"
+        return f"CASE WHEN ({default}) LIKE 'datetime(%' THEN datetime({self.now()}) ELSE {self.now()} END"
+
     def make_datetime_comparable(self, column: str) -> str:
         # Edda leaves out the fraction, and the text without it sorts before the same moment with zeros. The indexes of
         # list_instances have this expression.
