@@ -97,6 +97,18 @@ async def test_edda_receives_every_broadcast_message_of_ours_once_and_in_order(s
     assert await deliver(storage, "news") == 0
 
 
+async def test_edda_receives_what_both_of_us_published_while_it_was_busy(storage: SQLStorage, edda: Edda) -> None:
+    busy = await edda.start("receiver", channel="news", count=4, gate="gate")
+
+    for number in (1, 3):
+        await publish(storage, "news", number)
+        await edda.ask("publish", channel="news", data={"n": number + 1})
+    await publish(storage, "gate", 0)
+    assert await deliver(storage, "gate") == 1
+
+    assert numbers(await edda.result(busy)) == [1, 2, 3, 4]
+
+
 async def test_a_competing_message_goes_to_one_of_eddas_receivers_and_ours(
     storage: SQLStorage, edda: Edda, ours: Harness
 ) -> None:

@@ -57,9 +57,18 @@ async def emitter(ctx: WorkflowContext, event_type: str, data: dict[str, Any]) -
 
 @workflow
 async def receiver(
-    ctx: WorkflowContext, channel: str, mode: str = "broadcast", count: int = 1, timeout: int | None = None
+    ctx: WorkflowContext,
+    channel: str,
+    mode: str = "broadcast",
+    count: int = 1,
+    timeout: int | None = None,
+    gate: str | None = None,
 ) -> list[Any]:
+    """Receive some messages; with a gate, let them pile up until a message comes through that channel."""
     await subscribe(ctx, channel, mode=mode)
+    if gate is not None:
+        await subscribe(ctx, gate)
+        await receive(ctx, gate)
     return [(await receive(ctx, channel, timeout_seconds=timeout)).data for _ in range(count)]
 
 
