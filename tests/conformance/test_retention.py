@@ -1,0 +1,181 @@
+"""Retention: messages go when everybody has received them, in batches, oldest first; nothing else does."""
+
+from datetime import timedelta
+
+import pytest
+
+from romancy.storage import ChannelMessage, InstanceWait, SQLStorage, TimerSubscription, WorkflowStatus
+from tests.conformance.arrange import (
+    BROADCAST,
+    COMPETING,
+    DIRECT,
+    deliver,
+    publish,
+    receive,
+    receive_all,
+    status_of,
+    subscriber,
+    waiter,
+)
+from tests.conformance.neighbours import row
+from tests.harness import Harness
+
+HOUR = timedelta(hours=1)
+
+
+async def left(storage: SQLStorage, channel: str = "orders") -> list[str | None]:
+    return [message.data for message in await storage.get_pending_channel_messages(channel)]
+
+
+async def test_without_subscribers_all_that_is_old_goes(harness: Harness, storage: SQLStorage) -> None:
+    await publish(storage, "1")
+    await publish(storage, b"2")
+    harness.advance(seconds=3601)
+    await publish(storage, "3")
+
+    assert await storage.cleanup_old_channel_messages(HOUR) == 2
+    assert await storage.cleanup_old_channel_messages(HOUR) == 0
+
+    assert await left(storage) == ["3"]
+
+
+async def test_a_broadcast_message_stays_until_the_last_subscriber_has_it(
+    harness: Harness, storage: SQLStorage
+) -> None:
+    quick, slow = await waiter(harness, storage), await waiter(harness, storage)
+    for data in "123":
+        await publish(storage, data)
+    await deliver(storage, quick)
+    await receive_all(storage, quick)
+    harness.advance(seconds=3601)
+
+    assert await storage.cleanup_old_channel_messages(HOUR) == 0
+    await deliver(storage, slow)
+    assert await storage.cleanup_old_channel_messages(HOUR) == 1
+
+    assert await left(storage) == ["2", "3"]
+    assert await receive_all(storage, slow) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("mode", [COMPETING, DIRECT])
+async def test_a_message_that_nobody_has_taken_stays(harness: Harness, storage: SQLStorage, mode: str) -> None:
+    lock = await subscriber(harness, storage, mode=COMPETING if mode == COMPETING else DIRECT)
+    channel = "orders" if mode == COMPETING else f"orders:{lock.instance_id}"
+    await publish(storage, "1", channel)
+    harness.advance(seconds=86400)
+
+    assert await storage.cleanup_old_channel_messages(HOUR) == 0
+
+    assert await left(storage, channel) == ["1"]
+
+
+async def test_a_claimed_message_stays(harness: Harness, storage: SQLStorage) -> None:
+    lock = await subscriber(harness, storage, mode=COMPETING)
+    await storage.claim_channel_message(await publish(storage), lock.instance_id)
+    harness.advance(seconds=86400)
+
+    assert await storage.cleanup_old_channel_messages(HOUR) == 0
+
+
+@pytest.mark.parametrize("end", ["unsubscribed", "finished", "cancelled"])
+async def test_who_is_no_subscriber_any_more_keeps_nothing(harness: Harness, storage: SQLStorage, end: str) -> None:
+    lock = await subscriber(harness, storage)
+    await publish(storage)
+    harness.advance(seconds=3601)
+    if end == "unsubscribed":
+        await storage.unsubscribe_from_channel(lock.instance_id, "orders")
+    elif end == "finished":
+        await storage.update_instance_output(lock.instance_id, None)
+    else:
+        await storage.cancel_instance(lock.instance_id, "no more")
+
+    assert await storage.cleanup_old_channel_messages(HOUR) == 1
+
+
+async def test_messages_are_deleted_in_batches_oldest_first(harness: Harness, storage: SQLStorage) -> None:
+    for n in range(5):
+        await publish(storage, str(n), "a" if n % 2 else "b")
+        harness.advance(seconds=1)
+
+    assert await storage.cleanup_old_channel_messages(timedelta(0), limit=3) == 3
+
+    assert (await left(storage, "a"), await left(storage, "b")) == (["3"], ["4"])
+
+
+async def test_what_must_stay_does_not_hide_what_may_go(harness: Harness, storage: SQLStorage) -> None:
+    await subscriber(harness, storage, "kept", COMPETING)
+    await storage.publish_many([ChannelMessage(channel="kept", data="1")] * 5)
+    harness.advance(seconds=1)
+    await publish(storage)
+    harness.advance(seconds=3601)
+
+    assert await storage.cleanup_old_channel_messages(HOUR, limit=2) == 1
+
+
+async def test_cursors_outlive_the_messages(harness: Harness, storage: SQLStorage) -> None:
+    instance_id = await waiter(harness, storage)
+    await publish(storage, "1")
+    await deliver(storage, instance_id)
+    harness.advance(seconds=3601)
+    assert await storage.cleanup_old_channel_messages(HOUR) == 1
+
+    await publish(storage, "2")
+
+    assert await receive_all(storage, instance_id) == [1, 2]
+
+
+async def test_forgotten_channels_leave_nothing_behind(harness: Harness, storage: SQLStorage) -> None:
+    lock = await subscriber(harness, storage, "mail", DIRECT)
+    await storage.find_deliverable_subscriptions()
+    await storage.update_instance_output(lock.instance_id, None)
+
+    await storage.cleanup_old_channel_messages(HOUR)
+
+    assert await row(storage, "SELECT COUNT(*) FROM romancy_channels") == (0,)
+
+
+async def test_a_channel_that_was_forgotten_can_be_used_again(harness: Harness, storage: SQLStorage) -> None:
+    await publish(storage)
+    harness.advance(seconds=3601)
+    for _ in range(3):
+        await storage.find_deliverable_subscriptions()
+        await storage.cleanup_old_channel_messages(HOUR)
+
+    instance_id = await waiter(harness, storage)
+    await publish(storage, "2")
+
+    assert [each.instance_id for each in await storage.find_deliverable_subscriptions()] == [instance_id]
+
+
+async def test_a_limit_makes_sense_or_is_refused(storage: SQLStorage) -> None:
+    for cleanup in (storage.cleanup_old_channel_messages, storage.cleanup_old_outbox_events):
+        with pytest.raises(ValueError, match="limit"):
+            await cleanup(HOUR, limit=-1)
+
+
+async def test_an_instance_can_be_freed_of_all_it_is_bound_to(harness: Harness, storage: SQLStorage) -> None:
+    lock = await subscriber(harness, storage)
+    child = await harness.instance(storage)
+    await publish(storage)
+    await receive(storage, lock, keep_lock=True)
+    await storage.join_group(lock.instance_id, "riders")
+    moment = await storage.current_time() + HOUR
+    timer = TimerSubscription(instance_id=lock.instance_id, timer_id="t", expires_at=moment)
+    await storage.suspend(lock.instance_id, [timer, InstanceWait(child, "child:1")], lock=lock)
+
+    for _ in range(2):
+        await storage.cleanup_instance_subscriptions(lock.instance_id)
+    await storage.cleanup_instance_subscriptions("nobody")
+
+    for table in (
+        "workflow_timer_subscriptions",
+        "channel_subscriptions",
+        "channel_delivery_cursors",
+        "workflow_group_memberships",
+        "romancy_channel_waits",
+        "romancy_instance_waits",
+    ):
+        assert await row(storage, f"SELECT COUNT(*) FROM {table}") == (0,)
+    assert await status_of(storage, lock.instance_id) == WorkflowStatus.RUNNING  # nothing could wake it any more
+    assert await storage.get_channel_mode("orders") is None
+    await subscriber(harness, storage, mode=BROADCAST)
