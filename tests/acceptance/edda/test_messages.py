@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from romancy.storage import ChannelMessage, ChannelMode, SQLStorage, WorkflowStatus
+from romancy.storage import ChannelMessage, ChannelMode, PostgresStorage, SQLStorage, WorkflowStatus
 from tests.harness import Harness, history_of
 
 from .neighbour import Edda
@@ -259,3 +259,20 @@ async def test_eddas_lock_keeps_us_from_delivering(storage: SQLStorage, edda: Ed
 
     assert await deliver(storage, "news") == 0
     assert await storage.get_history_count(instance_id) == 0
+
+
+@pytest.mark.databases("postgres")
+async def test_notifications_wake_edda_and_reach_us(storage: SQLStorage, edda: Edda) -> None:
+    waiting = await edda.start("receiver", channel="news")
+    await publish(storage, "news", 1)
+    assert await deliver(storage, "news") == 1
+    async with asyncio.timeout(10):  # Edda looks by itself only every half minute
+        while await edda.ask("status", instance_id=waiting) != WorkflowStatus.COMPLETED:
+            await asyncio.sleep(0.05)
+
+    assert isinstance(storage, PostgresStorage)
+    async with storage.listen(["workflow_channel_message"]) as hints, asyncio.timeout(10):
+        await edda.ask("publish", channel="news", data={"n": 2})
+        async for hint in hints:
+            if '"news"' in hint.payload:
+                break
