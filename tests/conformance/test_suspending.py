@@ -447,7 +447,7 @@ async def test_what_cannot_be_waited_for_leaves_everything_as_it_was(harness: Ha
     foreign = await timer(storage, "somebody-else")
     before = await contents(storage)
 
-    for waiting, error in (
+    refused: list[tuple[list[Wait], type[Exception]]] = [
         ([], ValueError),
         ([overdue, InstanceWait("nobody", "child:1")], InstanceNotFoundError),
         ([overdue, ChannelWait("unheard", "receive:1")], NotSubscribedError),
@@ -455,7 +455,8 @@ async def test_what_cannot_be_waited_for_leaves_everything_as_it_was(harness: Ha
         ([overdue, ChannelWait("", "receive:1")], InvalidKeyError),
         ([overdue, ChannelWait("orders", "")], InvalidKeyError),
         ([overdue, InstanceWait("x" * 256, "child:1")], InvalidKeyError),
-    ):
+    ]
+    for waiting, error in refused:
         with pytest.raises(error):
             await storage.suspend(lock.instance_id, waiting, lock=lock)
 

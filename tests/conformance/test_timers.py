@@ -185,12 +185,13 @@ async def test_registering_again_keeps_the_first_expiry(harness: Harness, storag
     lock = await harness.locked(storage)
     first = await storage.current_time() + timedelta(seconds=10)
 
+    def timer(delay: float) -> TimerSubscription:
+        moment = first + timedelta(seconds=delay)
+        return TimerSubscription(instance_id=lock.instance_id, timer_id="sleep:1", expires_at=moment)
+
     for delay in (0, -9, 3600):
-        timer = TimerSubscription(
-            instance_id=lock.instance_id, timer_id="sleep:1", expires_at=first + timedelta(seconds=delay)
-        )
-        await storage.register_timer_subscription(timer, lock=lock)
-    await storage.register_timer_subscription_and_release_lock(timer, lock.instance_id, "worker-1", lock=lock)
+        await storage.register_timer_subscription(timer(delay), lock=lock)
+    await storage.register_timer_subscription_and_release_lock(timer(-9), lock.instance_id, "worker-1", lock=lock)
 
     assert await due(storage) == []
     harness.advance(seconds=11)
@@ -260,10 +261,11 @@ async def test_only_an_unfinished_instance_can_have_timers(harness: Harness, sto
 @pytest.mark.parametrize(
     "fields", [{"timer_id": ""}, {"timer_id": "x" * 256}, {"activity_id": ""}, {"instance_id": "a\0"}]
 )
-async def test_a_timer_needs_proper_keys(harness: Harness, storage: SQLStorage, fields: dict[str, str]) -> None:
+async def test_a_timer_needs_proper_keys(harness: Harness, storage: SQLStorage, fields: dict[str, Any]) -> None:
     instance_id = await harness.instance(storage)
     moment = await storage.current_time()
-    timer = TimerSubscription(**{"instance_id": instance_id, "timer_id": "t", "expires_at": moment, **fields})
+    given: dict[str, Any] = {"instance_id": instance_id, "timer_id": "t", "expires_at": moment, **fields}
+    timer = TimerSubscription(**given)
 
     with pytest.raises(InvalidKeyError):
         await storage.register_timer_subscription(timer)
