@@ -13,7 +13,7 @@ import inspect
 import traceback
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 import msgspec
 
@@ -218,6 +218,15 @@ class RecordingFailed(Exception):
         self.error = error
 
 
+class Decorator(Protocol):
+    """What ``@activity(…)`` is."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, T]], /) -> Activity[P, T]: ...
+    @overload
+    def __call__(self, function: Callable[P, T], /) -> Activity[P, T]: ...
+
+
 @overload
 def activity(function: Callable[P, Coroutine[Any, Any, T]], /) -> Activity[P, T]: ...
 @overload
@@ -230,7 +239,7 @@ def activity(
     timeout: timedelta | float | None = None,
     transactional: bool = False,
     compensate: Callable[..., Any] | None = None,
-) -> Callable[[Callable[P, Any]], Activity[P, Any]]: ...
+) -> Decorator: ...
 def activity(function: Any = None, /, **options: Any) -> Any:
     """Make a function, async or sync, a durable step of workflows."""
     if function is not None:
