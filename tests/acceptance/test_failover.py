@@ -37,7 +37,7 @@ async def worker(url: str, log: Path, hang: str = "") -> AsyncIterator[asyncio.s
 
 async def logged(log: Path, line: str) -> None:
     async with asyncio.timeout(30):
-        while not log.exists() or line not in log.read_text().splitlines():  # noqa: ASYNC110
+        while not log.exists() or line not in log.read_text().splitlines():
             await asyncio.sleep(0.01)
 
 

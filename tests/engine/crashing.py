@@ -76,4 +76,4 @@ async def bury(app: App) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await app.storage.runner.close()
+    await app.storage.close()
