@@ -158,8 +158,23 @@ class Activity(Generic[P, T]):
 
     async def _timed(self, step: Step) -> Any:
         call = self.signature.decode_arguments(step.input_json)
+        if not self._is_async:
+            return await self._in_thread(call.args, call.kwargs)
         async with asyncio.timeout(self.timeout_sec):
             return await self._invoke(call.args, call.kwargs)
+
+    async def _in_thread(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A thread cannot be stopped: past its timeout it is left to itself, but a cancelled one is waited for."""
+        thread = asyncio.create_task(self._invoke(args, kwargs))
+        thread.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # seen, even if too late
+        try:
+            done, _ = await asyncio.wait({thread}, timeout=self.timeout_sec)
+        except asyncio.CancelledError:
+            await asyncio.wait({thread})  # so that no compensation runs beside it
+            raise
+        if not done:
+            raise TimeoutError(f"{self.name} has not ended within {self.timeout_sec:g} s")
+        return thread.result()
 
     async def _in_transaction(self, run: Run, step: Step, context: ActivityContext) -> HistoryEvent:
         """The user's SQL, its outbox events and the history row: one transaction."""

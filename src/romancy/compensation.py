@@ -123,9 +123,10 @@ class Compensator:
             given = {name: value for name, value in call.arguments.items() if name in kwargs}
             if signature.takes("result"):
                 given["result"] = self._result(step, stored)
-            outcome = function(**given)
-            if inspect.isawaitable(outcome):
-                await outcome
+            if inspect.iscoroutinefunction(function):
+                await function(**given)
+            else:
+                await asyncio.to_thread(function, **given)
         except Exception as error:
             return error
         finally:

@@ -1,6 +1,7 @@
 """Sagas: no effect is left without its compensation; cancelling stops work wherever it is."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -113,6 +114,32 @@ async def test_a_running_activity_is_stopped_before_its_compensation_runs(make_a
     with pytest.raises(WorkflowCancelledError):
         await handle.result(10)
     assert log == ["began", "stopped", "refund c 1 None"]
+
+
+@activity(compensate=refund)
+def endless_in_a_thread(order: str, amount: int) -> None:
+    log.append("began")
+    time.sleep(0.8)
+    log.append("ended")
+
+
+@workflow
+async def stuck_in_a_thread(order: str) -> None:
+    await endless_in_a_thread(order, amount=1)
+
+
+async def test_a_thread_that_cannot_be_stopped_ends_before_its_compensation_runs(make_app: MakeApp) -> None:
+    app = await make_app(stuck_in_a_thread)
+    handle = await app.start(stuck_in_a_thread, "e")
+
+    async def began() -> bool:
+        return "began" in log
+
+    await until(began)
+    await handle.cancel("enough")
+    with pytest.raises(WorkflowCancelledError):
+        await handle.result(10)
+    assert log == ["began", "ended", "refund e 1 None"]
 
 
 async def broken(order: str) -> None:
