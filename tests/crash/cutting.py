@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from romancy.storage import SQLStorage, StorageError
 from romancy.storage.sql.operation import OPERATIONS
-from tests.comparison import TABLES, Comparison, read_tables
+from tests.comparison import FOREVER, TABLES, Comparison, Difference, read_tables
 from tests.harness import Harness, empty
 
 from .scenarios import UNIT, Scenario
@@ -18,6 +18,8 @@ ALL_TABLES = {
     "channels": "SELECT channel, unsettled_since FROM romancy_channels ORDER BY channel",
     "receipts": "SELECT instance_id, message_id AS message FROM romancy_receipts ORDER BY instance_id, message_id",
     "marks": "SELECT name, value AS message FROM romancy_marks ORDER BY name",
+    "states": "SELECT instance_id, state, updated_at FROM romancy_states ORDER BY instance_id",
+    "seen_events": "SELECT event_key, seen_at FROM romancy_seen_events ORDER BY event_key",
 }
 
 BEFORE_STATEMENT, AFTER_COMMIT = "before statement", "after commit"
@@ -75,17 +77,42 @@ class Outcome:
     """What a scenario has left in the tables."""
 
     start: datetime
+    answer: Any
     tables: dict[str, Any]
 
     @classmethod
-    async def of(cls, harness: Harness, storage: SQLStorage, scenario: Scenario, cutter: Cutter | None = None) -> Self:
-        """Play a scenario on an emptied database, disturbed by a cutter or not."""
+    async def of(
+        cls,
+        harness: Harness,
+        storage: SQLStorage,
+        scenario: Scenario,
+        cutter: Cutter | None = None,
+        *,
+        actor: SQLStorage | None = None,
+    ) -> Self:
+        """Play a scenario on an emptied database; `actor`, if not the same storage, is disturbed by the cutter."""
+        actor = actor or storage
         await empty(storage)
         start = await storage.current_time()
         await scenario.arrange(harness, storage)
-        with (cutter or Cutter(0)).at(storage), suppress(Cut):
-            await scenario.act(storage)
-        return cls(start, await read_tables(storage, ALL_TABLES))
+        with (cutter or Cutter(0)).at(actor):
+            try:
+                answer = await scenario.act(actor)
+            except StorageError as error:
+                answer = error
+        return cls(start, answer, await read_tables(storage, ALL_TABLES))
+
+    @classmethod
+    async def read(cls, storage: SQLStorage) -> Self:
+        """What is there, wherever it comes from."""
+        return cls(FOREVER, None, await read_tables(storage, ALL_TABLES))
+
+    def equals(self, expected: "Outcome") -> bool:
+        try:
+            self.must_equal(expected)
+        except Difference:
+            return False
+        return True
 
     def must_equal(self, expected: "Outcome") -> None:
         """Raise Difference unless it is the same, but for ids and times."""
