@@ -39,6 +39,14 @@ servers: $(VENV)/development ## Keep the test servers running, for many quick ru
 bench: $(VENV)/development ## Measure; ARGS go to the benchmarks
 	@$(RUN) -m benchmarks $(ARGS)
 
+.PHONY: chaos
+chaos: $(VENV)/development ## Ten minutes of killed workers and restarted databases; ARGS="--database postgres --seed 1"
+	@$(RUN) -m tests.chaos $(ARGS)
+
+.PHONY: crashes
+crashes: $(VENV)/development ## Let workflows die at every durable write, not only at some; ARGS go to pytest
+	@ROMANCY_EVERY_CRASH_POINT=1 $(RUN) -m pytest tests/engine/test_crash_points.py $(ARGS)
+
 .PHONY: clean
 clean: ## Remove what was made here
 	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
