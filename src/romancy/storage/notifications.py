@@ -139,7 +139,7 @@ class PostgresNotifier:
             return
         if len(self._waiting) < _LONGEST_BACKLOG:
             self._waiting.update(dict.fromkeys(hints))
-        if self._sending is None or self._sending.done():
+        if not self._is_sending():
             self._sending = asyncio.get_running_loop().create_task(self._send())
 
     async def _send(self) -> None:
@@ -154,5 +154,13 @@ class PostgresNotifier:
 
     async def finish(self) -> None:
         """Wait for what is being sent."""
-        if self._sending is not None:
+        if self._sending is not None and self._is_sending():
             await asyncio.wait({self._sending}, timeout=_SEND_DEADLINE_SEC)
+
+    def _is_sending(self) -> bool:
+        """Whether a task is at it; one of an event loop that has ended, or of our parent's, is not."""
+        return (
+            self._sending is not None
+            and not self._sending.done()
+            and self._sending.get_loop() is asyncio.get_running_loop()
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from types import TracebackType
@@ -46,6 +47,7 @@ class Transaction:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.owner = asyncio.current_task()
+        self.process = os.getpid()
         self.finished = False
         self.committed = False
         self.hints: list[Hint] = []
@@ -107,7 +109,7 @@ class Transactions:
     def current(self) -> Transaction | None:
         """The open transaction that this task's operations join."""
         transaction = self._ambient.get()
-        if transaction is None or transaction.finished:
+        if transaction is None or transaction.finished or transaction.process != os.getpid():
             return None
         if transaction.owner is not asyncio.current_task():
             raise WrongTaskError(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -16,6 +18,8 @@ from ..transactions import Transactions
 T = TypeVar("T")
 
 log = logging.getLogger("romancy.storage")
+
+CLOSE_DEADLINE_SEC = 10.0
 
 Probe = Callable[[str, str], None]
 """Called with a point ("before statement", "after commit") and an operation's name; tests raise from it."""
@@ -33,20 +37,46 @@ class BaseRunner(ABC):
         """The largest payload the server accepts, once it was asked."""
         self.closed = False
         self.pid = os.getpid()
+        self._under_way = 0
         self.probe: Probe | None = None
         self.listeners: list[Callable[[list[Hint]], None]] = []
 
-    @abstractmethod
     async def run(self, call: Call[T]) -> T:
         """Run the operation: in the ambient transaction, else in one of its own."""
+        self.check_process()
+        transaction = self.transactions.current()
+        if transaction is not None:
+            return await transaction.run(call)
+        self.check_usable()
+        self._under_way += 1
+        try:
+            return await self._run_outside(call)
+        finally:
+            self._under_way -= 1
+
+    @abstractmethod
+    async def _run_outside(self, call: Call[T]) -> T:
+        """Run the operation outside any transaction of a user's."""
 
     @abstractmethod
     async def open(self) -> None:
         """Reach the database once, so that a wrong address is an error now and not later."""
 
-    @abstractmethod
     async def close(self) -> None:
         """Let operations finish, within a deadline, then let go of the database."""
+        if self.closed:
+            return
+        self.closed = True
+        if os.getpid() != self.pid:
+            return  # the connections are our parent's
+        deadline = time.monotonic() + CLOSE_DEADLINE_SEC
+        while self._under_way and time.monotonic() < deadline:  # noqa: ASYNC110 (an event would cost every call)
+            await asyncio.sleep(0.01)
+        await self._let_go(deadline)
+
+    @abstractmethod
+    async def _let_go(self, deadline: float) -> None:
+        """Wait for transactions until the deadline, then close all connections."""
 
     def check_usable(self) -> None:
         """StorageClosedError when closed, or when a forked child tries its parent's connections."""

@@ -7,7 +7,6 @@ one small class each; here is when to begin, commit, retry and give up.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from abc import abstractmethod
@@ -38,7 +37,6 @@ _FIRST_PAUSE_SEC = 0.01
 _LONGEST_PAUSE_SEC = 0.5
 _CONFLICT_PATIENCE_SEC = 30.0
 _OUTAGE_PATIENCE_SEC = 3.0
-_CLOSE_DEADLINE_SEC = 10.0
 
 
 class Trouble(Enum):
@@ -68,7 +66,6 @@ class ServerRunner(BaseRunner):
         super().__init__(driver, transaction_deadline_sec)
         self.pool = Pool(self._connect, pool_size)
         self.transactions = Transactions(self._open_session, self.announce)
-        self._under_way = 0
 
     @abstractmethod
     async def _connect(self) -> Connection:
@@ -96,36 +93,19 @@ class ServerRunner(BaseRunner):
         except Exception as error:
             raise self._final(error, Trouble.UNREACHABLE) from error
 
-    async def close(self) -> None:
-        if self.closed:
-            return
-        self.closed = True
-        if os.getpid() != self.pid:
-            return  # the connections are our parent's
-        end = time.monotonic() + _CLOSE_DEADLINE_SEC
-        while self._under_way and time.monotonic() < end:  # noqa: ASYNC110 (an event would cost every call)
-            await asyncio.sleep(0.01)
-        await self.pool.close(end)
+    async def _let_go(self, deadline: float) -> None:
+        await self.pool.close(deadline)
 
     # An operation of its own.
 
-    async def run(self, call: Call[T]) -> T:
-        self.check_process()
-        transaction = self.transactions.current()
-        if transaction is not None:
-            return await transaction.run(call)
-        self.check_usable()
+    async def _run_outside(self, call: Call[T]) -> T:
         undo = None
         if call.traits.undo is not None:
 
             async def undo(result: T) -> None:
                 await self._run_alone(undoing(call, result))
 
-        self._under_way += 1
-        try:
-            return await settled(self._run_alone(call), undo)
-        finally:
-            self._under_way -= 1
+        return await settled(self._run_alone(call), undo)
 
     async def _run_alone(self, call: Call[T]) -> T:
         return await self._retried(lambda: self._attempt(call), call.name, idempotent=call.traits.idempotent)

@@ -9,7 +9,6 @@ reader threads. A user's transaction owns the writer while it lasts, within its 
 from __future__ import annotations
 
 import asyncio
-import os
 import queue
 import random
 import sqlite3
@@ -42,7 +41,6 @@ T = TypeVar("T")
 MEMORY = ":memory:"
 _LARGEST_BATCH = 512
 _READERS = 4
-_CLOSE_DEADLINE_SEC = 10.0
 _ABANDON_SEC = 2.0
 
 
@@ -122,12 +120,7 @@ class SQLiteRunner(BaseRunner):
 
     # Callers' side.
 
-    async def run(self, call: Call[T]) -> T:
-        self.check_process()
-        transaction = self.transactions.current()
-        if transaction is not None:
-            return await transaction.run(call)
-        self.check_usable()
+    async def _run_outside(self, call: Call[T]) -> T:
         if call.traits.reads and not self.in_memory:
             return await self._read(call)
         return await self._write(call)
@@ -135,11 +128,14 @@ class SQLiteRunner(BaseRunner):
     async def open(self) -> None:
         """Open the file; a clear error when that cannot be done."""
         self.check_usable()
+        await self._start_writer()
+
+    async def _start_writer(self) -> None:
         if self._thread is None:
             await self._in_thread(self._ensure_thread)
 
     async def _write(self, call: Call[T]) -> T:
-        await self.open()
+        await self._start_writer()
         job = _Job(call, asyncio.get_running_loop())
         self._enqueue(job)
         try:
@@ -187,14 +183,9 @@ class SQLiteRunner(BaseRunner):
         await session.began
         return session
 
-    async def close(self) -> None:
-        """Let queued operations finish, within a deadline, then close the file."""
-        if self.closed:
-            return
-        self.closed = True
-        if os.getpid() == self.pid:
-            # In a thread: the last connection of a file that closes writes its log back.
-            await asyncio.to_thread(self._shut_down, time.monotonic() + _CLOSE_DEADLINE_SEC)
+    async def _let_go(self, deadline: float) -> None:
+        # In a thread: the last connection of a file that closes writes its log back.
+        await asyncio.to_thread(self._shut_down, deadline)
 
     def _shut_down(self, deadline: float) -> None:
         if self._thread is not None:
