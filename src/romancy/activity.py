@@ -17,7 +17,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 import msgspec
 
-from .compensation import compensation_args, compensator_name
+from .compensation import compensation_args, compensator_name, find_compensator
 from .engine.ambient import CURRENT_ACTIVITY, CURRENT_RUN, ActivityContext, current_activity
 from .engine.run import Run
 from .engine.steps import Kind, Step
@@ -66,7 +66,10 @@ class Activity(Generic[P, T]):
                 f"{self.name}: transactional=True needs an async function; a thread cannot join the transaction"
             )
         self.signature = Signature(function, self.name)
-        self._compensator = None if compensate is None else compensator_name(compensate)
+        self._compensator: str | None = None
+        if compensate is not None:
+            self._compensator = compensator_name(compensate)
+            self._undo = Signature(find_compensator(self._compensator), self._compensator)
         self.__doc__ = function.__doc__
         self.__name__ = self.name
 
@@ -130,11 +133,12 @@ class Activity(Generic[P, T]):
     async def _register_compensation(self, run: Run, step: Step) -> None:
         """Before the first attempt: an effect must never be left without its compensation."""
         if self._compensator is not None:
+            arguments = self.signature.with_defaults(step.input_json, self._undo)
             entry = CompensationEntry(
                 instance_id=run.instance_id,
                 activity_id=step.id,
                 activity_name=self._compensator,
-                args=compensation_args(self._compensator, step.input_json),
+                args=compensation_args(self._compensator, arguments),
             )
             await run.storage.add_compensation(entry, lock=run.lock)
 

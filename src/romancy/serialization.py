@@ -75,6 +75,14 @@ class Signature:
                 )
         return bound
 
+    def with_defaults(self, text: str, other: Signature) -> str:
+        """Stored arguments, and the defaults of those that were not given but that another function takes."""
+        stored = decode(text, dict[str, msgspec.Raw], f"the input of {self._name}")
+        for name, parameter in self._signature.parameters.items():
+            if name not in stored and other.takes(name) and parameter.default is not inspect.Parameter.empty:
+                stored[name] = msgspec.Raw(encode(parameter.default, f"the default of {name!r}").encode())
+        return encode(stored, f"the input of {self._name}")
+
     def _stored_type(self, parameter: inspect.Parameter) -> Any:
         kind = self._types[parameter.name]
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:

@@ -59,6 +59,23 @@ async def fulfil(order: str) -> None:
     await ship(order)
 
 
+@activity(compensate=refund)
+async def charge_little(order: str, amount: int = 1) -> None: ...
+
+
+@workflow
+async def charged_by_default(order: str) -> None:
+    await charge_little(order)
+    raise ValueError("after all")
+
+
+async def test_a_compensation_gets_the_defaults_of_its_step_too(make_app: MakeApp) -> None:
+    app = await make_app(charged_by_default)
+    with pytest.raises(WorkflowFailedError, match="after all"):
+        await (await app.start(charged_by_default, "f")).result(10)
+    assert log == ["refund f 1 None"]
+
+
 async def test_a_failed_workflow_is_undone_last_step_first(make_app: MakeApp) -> None:
     app = await make_app(fulfil)
     handle = await app.start(fulfil, "a")

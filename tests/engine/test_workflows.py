@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from enum import Enum
 
 import pytest
+from pydantic import BaseModel
 
 from romancy import (
     NO_RETRY,
@@ -110,6 +111,27 @@ async def test_arguments_and_results_keep_their_types(make_app: MakeApp) -> None
     moment = datetime(2026, 1, 2, tzinfo=UTC)
     handle = await app.start(typed, Order("a", 1, at=moment), b"\x00\xff")
     assert await handle.result(10) == (Order("a", 2, Colour.RED, moment), b"\x00\xff")
+
+
+class Parcel(BaseModel):
+    weight: float
+    labels: list[str] = []
+
+
+@activity
+async def label(parcel: Parcel) -> Parcel:
+    return parcel.model_copy(update={"labels": [*parcel.labels, "fragile"]})
+
+
+@workflow
+async def pack(parcels: list[Parcel]) -> list[Parcel]:
+    return [await label(parcel) for parcel in parcels]
+
+
+async def test_pydantic_models_keep_their_types(make_app: MakeApp) -> None:
+    app = await make_app(pack)
+    handle = await app.start(pack, [Parcel(weight=1.5)])
+    assert await handle.result(10) == [Parcel(weight=1.5, labels=["fragile"])]
 
 
 async def test_what_cannot_be_stored_is_an_error_before_anything_happens(make_app: MakeApp) -> None:
