@@ -4,8 +4,10 @@ import ast
 import asyncio
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -46,11 +48,12 @@ def test_the_snippets_of_a_page_run_one_after_the_other(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    namespace = {"__name__": "__main__"}
+    program = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", program)  # where a program's functions and errors are found again
     with asyncio.Runner() as runner:
         for line, text in fenced(page, "python"):
             code = compile("\n" * line + text, name(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-            awaiting = eval(code, namespace)
+            awaiting = eval(code, vars(program))
             if awaiting is not None:
                 runner.run(awaiting)
 
