@@ -67,6 +67,7 @@ WRITES: dict[str, Write] = {
     "add_compensation": lambda s, lock: s.add_compensation(
         CompensationEntry(lock.instance_id, "charge:1", "refund"), lock=lock
     ),
+    "set_instance_state": lambda s, lock: s.set_instance_state(lock.instance_id, '"late"', lock=lock),
     "archive_history": lambda s, lock: s.archive_history(lock.instance_id, lock=lock),
 }
 """Everything that takes ``lock=``, but for `release_lock`, which is a no-op for whoever does not hold it."""

@@ -145,6 +145,8 @@ USES: dict[str, Use] = {
     "get_compensations": lambda s, k: s.get_compensations(k),
     "publish_to_channel": lambda s, k: s.publish_to_channel(k, "{}"),
     "publish_many": lambda s, k: s.publish_many([MESSAGE, ChannelMessage(channel=k, data="{}")]),
+    "publish_once event_key": lambda s, k: s.publish_once(k, "news", "{}"),
+    "publish_once channel": lambda s, k: s.publish_once("new", k, "{}"),
     "subscribe_to_channel instance_id": lambda s, k: s.subscribe_to_channel(k, "other", BROADCAST),
     "subscribe_to_channel channel": lambda s, k: s.subscribe_to_channel("given", k, BROADCAST),
     "subscribe_to_channel direct": lambda s, k: s.subscribe_to_channel("given", k, ChannelMode.DIRECT),
@@ -197,6 +199,8 @@ USES: dict[str, Use] = {
     "leave_group group_name": lambda s, k: s.leave_group("given", k),
     "get_group_members": lambda s, k: s.get_group_members(k),
     "leave_all_groups": lambda s, k: s.leave_all_groups(k),
+    "set_instance_state": lambda s, k: s.set_instance_state(k, "{}"),
+    "get_instance_state": lambda s, k: s.get_instance_state(k),
     "try_acquire_system_lock lock_name": lambda s, k: s.try_acquire_system_lock(k, "worker-1", 30),
     "try_acquire_system_lock worker_id": lambda s, k: s.try_acquire_system_lock("leader", k, 30),
     "release_system_lock lock_name": lambda s, k: s.release_system_lock(k, "worker-1"),
@@ -213,7 +217,7 @@ NAMELESS = {
     *("find_resumable_workflows", "find_expired_timers", "find_deliverable_subscriptions"),
     *("find_expired_channel_subscriptions", "cleanup_stale_locks", "refresh_locks", "delete_finished_instances"),
     *("cleanup_old_outbox_events", "cleanup_old_channel_messages", "cleanup_expired_system_locks"),
-    "delete_channel_message",
+    *("delete_channel_message", "cleanup_seen_events"),
 }
 """Operations whose arguments name nothing, or only narrow a search."""
 

@@ -1,6 +1,6 @@
 """The storage contract: what an engine may ask of a database, and what it is promised.
 
-`Storage` is the eleven managers below. These laws hold for every operation, on SQLite, PostgreSQL, MariaDB and MySQL:
+`Storage` is the twelve managers below. These laws hold for every operation, on SQLite, PostgreSQL, MariaDB and MySQL:
 
 1. An operation is one transaction: a crash leaves all of it or nothing.
 2. Every stored "now" and every comparison is the database's clock, in UTC.
@@ -343,6 +343,14 @@ class ChannelManager(Protocol):
     async def subscribe_to_channel(
         self,
         instance_id: str,
+    async def publish_once(
+        self, event_key: str, channel_name: str, data: str | bytes, metadata: str | None = None
+    ) -> int | None:
+        """Publish unless something was published under this key before; the message's id, None for a repetition."""
+
+    async def cleanup_seen_events(self, older_than: timedelta, *, limit: int = 1000) -> int:
+        """Forget up to `limit` older keys of `publish_once`; what comes again after that is published again."""
+
         channel_name: str,
         mode: ChannelMode,
         *,
@@ -468,6 +476,18 @@ class GroupManager(Protocol):
 class SystemLockManager(Protocol):
     """Locks for background work that only one process should do."""
 
+class StateManager(Protocol):
+    """What instances show of themselves."""
+
+    async def set_instance_state(
+        self, instance_id: str, state: str, *, lock: Lock | None = None, record: HistoryEvent | None = None
+    ) -> HistoryEvent | None:
+        """Show this JSON text instead of what the unfinished instance has shown before."""
+
+    async def get_instance_state(self, instance_id: str) -> str | None:
+        """What the instance has shown last, also when it has finished; None when it has shown nothing."""
+
+
     async def try_acquire_system_lock(self, lock_name: str, worker_id: str, timeout_sec: float) -> bool:
         """Take the lock when absent, expired or one's own (renewal)."""
 
@@ -505,6 +525,7 @@ class Storage(
     SystemLockManager,
     HistoryArchiveManager,
     Protocol,
+    StateManager,
 ):
     """Durable workflow state in one database. Safe for concurrent use."""
 

@@ -23,6 +23,8 @@ from .history import History
 from .outbox import Outbox, new_relayer_id
 from .runners.runner import BaseRunner
 from .runners.sqlite import MEMORY, SQLiteRunner
+from .seen_events import SeenEvents
+from .states import States
 from .suspending import Suspending
 from .system_locks import SystemLocks
 from .transactions import TransactionBlock
@@ -31,7 +33,7 @@ FRAMEWORK = "romancy-py"
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 
 
-class SQLStorage(Suspending, History, Outbox, Compensations, Groups, SystemLocks):
+class SQLStorage(Suspending, SeenEvents, History, Outbox, Compensations, Groups, States, SystemLocks):
     """Durable workflow state in an SQL database; implements `Storage`."""
 
     def __init__(
