@@ -214,3 +214,30 @@ async def test_the_loops_time_is_the_same_on_every_replay(make_app: MakeApp) -> 
     missed = await handle.result(10)
     assert missed == sorted(missed)
     assert missed[-1]
+
+
+@workflow
+async def tries_twice() -> list[Any]:
+    await subscribe("mail")
+    heard: list[Any] = []
+    try:
+        async with asyncio.timeout(0.2):
+            heard.append((await receive("mail")).data)
+    except TimeoutError:
+        heard.append(None)
+    heard.append((await receive("mail")).data)
+    return heard
+
+
+async def test_a_message_never_goes_to_a_receive_that_was_given_up(make_app: MakeApp) -> None:
+    app = await make_app(tries_twice, settings=COLD)
+    handle = await app.start(tries_twice)
+
+    async def gave_up() -> bool:
+        history = await handle.history()
+        return [event.event_type for event in history][-1:] == ["TimerExpired"]
+
+    await until(gave_up)
+    await waits(handle)
+    await app.publish("mail", "only one")
+    assert await handle.result(10) == [None, "only one"]

@@ -98,8 +98,8 @@ class Run:
         self._new: deque[Step] = deque()
         self._doing: dict[str, asyncio.Task[None]] = {}
         self._withdrawn: set[str] = set()
-        self._registered: dict[str, str] = {}
-        """The waits that the database has of ours: by step, under which id."""
+        self._registered: set[str] = set()
+        """The waits that the database has of this instance."""
         self.attempts: dict[str, Attempts] = {}
         self.event_types: set[str] = set()
         """The types of events that the body has subscribed to by waiting for one."""
@@ -128,6 +128,8 @@ class Run:
         """Run the body as far as it gets."""
         try:
             if self._root is None:
+                if self.lock.token > 1:  # an earlier acquisition may have left waits behind
+                    self._registered.update(await self.storage.get_awaited_steps(self.instance_id))
                 self._start_body()
                 async for event in HistoryIterator(self.storage, self.instance_id):
                     self._replay(event)
@@ -197,7 +199,6 @@ class Run:
             raise NonDeterminismError(self._unexpected(event))
         step.check(event)
         self._doing.pop(step.id, None)
-        self._registered.pop(step.id, None)
         self._history_time = max(self._history_time, step.recorded_at(event))
         step.settle(event)
         self.loop.run_until_blocked()
@@ -213,7 +214,6 @@ class Run:
         step = self._pending.get(step_id)
         if step is not None and step.wait is not None:
             step.wait = None
-            self._registered.pop(step_id, None)
             self._new.append(step)
 
     def _unexpected(self, event: HistoryEvent) -> str:
@@ -291,13 +291,14 @@ class Run:
                 " (a future, event or queue that no step of it fulfils)"
             )
         async with self._writing:
-            stale = [wait_id for step, wait_id in self._registered.items() if step in self._withdrawn]
+            current = {step.wait_id for step in self._pending.values() if step.wait is not None}
+            stale = sorted(self._registered - current)
             try:
                 due = await self.storage.suspend(self.instance_id, waits, lock=self.lock, withdrawn=stale)
             except NotSubscribedError as error:
                 await self._fail_receives(error)
                 return True
-            self._registered = {step.id: step.wait_id for step in self._pending.values() if step.wait is not None}
+            self._registered = self._registered & current if due else current
             for event in due:
                 self.deliver(event)
         return bool(due)

@@ -170,6 +170,9 @@ class InstanceManager(Protocol):
         With ``keep_lock=True`` only record what is due. Waits of the steps `withdrawn` are forgotten first.
         """
 
+    async def get_awaited_steps(self, instance_id: str) -> list[str]:
+        """The steps for which the instance has waits registered."""
+
     async def park(
         self, instance_id: str, reason: str, *, until: datetime | None = None, lock: Lock | None = None
     ) -> None:
@@ -340,9 +343,6 @@ class ChannelManager(Protocol):
     async def publish_many(self, messages: Sequence[ChannelMessage], *, lock: Lock | None = None) -> list[int]:
         """Publish messages in one transaction; their ids, in the order given."""
 
-    async def subscribe_to_channel(
-        self,
-        instance_id: str,
     async def publish_once(
         self, event_key: str, channel_name: str, data: str | bytes, metadata: str | None = None
     ) -> int | None:
@@ -351,6 +351,9 @@ class ChannelManager(Protocol):
     async def cleanup_seen_events(self, older_than: timedelta, *, limit: int = 1000) -> int:
         """Forget up to `limit` older keys of `publish_once`; what comes again after that is published again."""
 
+    async def subscribe_to_channel(
+        self,
+        instance_id: str,
         channel_name: str,
         mode: ChannelMode,
         *,
@@ -473,9 +476,6 @@ class GroupManager(Protocol):
         """End all memberships of the instance."""
 
 
-class SystemLockManager(Protocol):
-    """Locks for background work that only one process should do."""
-
 class StateManager(Protocol):
     """What instances show of themselves."""
 
@@ -487,6 +487,9 @@ class StateManager(Protocol):
     async def get_instance_state(self, instance_id: str) -> str | None:
         """What the instance has shown last, also when it has finished; None when it has shown nothing."""
 
+
+class SystemLockManager(Protocol):
+    """Locks for background work that only one process should do."""
 
     async def try_acquire_system_lock(self, lock_name: str, worker_id: str, timeout_sec: float) -> bool:
         """Take the lock when absent, expired or one's own (renewal)."""
@@ -522,10 +525,10 @@ class Storage(
     CompensationManager,
     ChannelManager,
     GroupManager,
+    StateManager,
     SystemLockManager,
     HistoryArchiveManager,
     Protocol,
-    StateManager,
 ):
     """Durable workflow state in one database. Safe for concurrent use."""
 

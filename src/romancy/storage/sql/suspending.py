@@ -76,6 +76,16 @@ class Suspending(Delivery, Archive):
             await self._suspend_instance.run(instance_id=instance_id, status=waiting_status(waits))
         return [due[wait] for wait in waits if wait in due]
 
+    _awaited_steps = sql("""
+        SELECT COALESCE(activity_id, timer_id) FROM workflow_timer_subscriptions WHERE instance_id = :instance_id
+        UNION ALL SELECT activity_id FROM romancy_channel_waits WHERE instance_id = :instance_id
+        UNION ALL SELECT activity_id FROM romancy_instance_waits WHERE instance_id = :instance_id""")
+
+    @operation(reads=True, by_key=True)
+    async def get_awaited_steps(self, instance_id: str) -> list[str]:
+        rows = await self._awaited_steps.all(instance_id=check_key("instance_id", instance_id))
+        return [activity_id for (activity_id,) in rows]
+
     async def _withdraw(self, instance_id: str, activity_id: str) -> None:
         """Forget the waits of one step."""
         await self._forget_timers_of.run(instance_id=instance_id, activity_id=activity_id)
