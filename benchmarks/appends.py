@@ -72,7 +72,9 @@ async def measure(databases: Sequence[Database], size: Size) -> None:
 async def _measure(database: Database, size: Size) -> Measured:
     async with database.open() as storage:
         locks = [await locked_instance(storage, f"appends-{number}") for number in range(size.callers + 1)]
-        bare = BARE[database.name](storage, database.url, locks.pop(), EVENT_TYPE, EVENT_DATA)
+        rival = locks.pop()
+        event = HistoryEvent(rival.instance_id, "bare:0", EVENT_TYPE, event_data=EVENT_DATA)
+        bare = BARE[database.name](storage, database.url, rival, event)
         callers = [Ours(storage, lock) for lock in locks]
 
         async def all_at_once(appends: int) -> None:

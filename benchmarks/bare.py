@@ -9,7 +9,7 @@ from typing import Any
 import asyncmy
 import asyncpg
 
-from romancy.storage import Lock, SQLStorage
+from romancy.storage import HistoryEvent, Lock, SQLStorage
 from romancy.storage.sql.history import History
 from romancy.storage.urls import parse_url
 
@@ -17,27 +17,21 @@ from romancy.storage.urls import parse_url
 class BareAppends(ABC):
     """Appends history with a driver's own calls, one commit each, as durable and as fenced as ours."""
 
-    def __init__(self, storage: SQLStorage, url: str, lock: Lock, event_type: str, event_data: str) -> None:
+    def __init__(self, storage: SQLStorage, url: str, lock: Lock, event: HistoryEvent) -> None:
+        self.url = url
         rendered = storage.runner.driver.rendered(History._append_fenced)
         self.text = rendered.text
-        self.url = url
-        self._names = [name for name, _ in rendered.binders]
-        self._values: dict[str, Any] = {
-            "instance_id": lock.instance_id,
-            "event_type": event_type,
-            "data_type": "json",
-            "event_data": event_data,
-            "event_data_binary": None,
-            "token": lock.token,
-            "worker_id": lock.worker_id,
-        }
+        values = {**storage._checked_event(event), "token": lock.token, "worker_id": lock.worker_id}
+        self._arguments = rendered.bind(values)
+        self._changing = [at for at, (name, _) in enumerate(rendered.binders) if name == "activity_id"]
         self._appended = 0
 
     def arguments(self) -> list[Any]:
         """The parameters of the next append."""
         self._appended += 1
-        self._values["activity_id"] = f"bare:{self._appended}"
-        return [self._values[name] for name in self._names]
+        for position in self._changing:
+            self._arguments[position] = f"bare:{self._appended}"
+        return self._arguments
 
     @abstractmethod
     async def connect(self) -> None: ...
