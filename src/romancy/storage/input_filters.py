@@ -1,4 +1,9 @@
-"""Filters on the JSON input of instances: exact match, JSON types included, the same on every database."""
+"""Filters on the JSON input of instances: exact match, JSON types included, the same on every database.
+
+What matches is said here once, in `input_matches`. The databases' own JSON functions disagree (on two equal keys, on
+escapes, on large numbers), and some fail on a document that is nested deeply: in SQL they only narrow down what has to
+be looked at.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,8 @@ import math
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from .errors import InvalidJSONPathError
 
@@ -44,40 +51,69 @@ def check_filter_value(value: Any) -> None:
         raise TypeError(f"an input filter matches text, numbers, bools and None, not {type(value).__name__}")
 
 
-def whole_number(value: float) -> int | float:
-    """The number as an int when it is one, so that 1.0 and 1 are the same."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def scalar_text(value: Any) -> str | None:
-    """A text that is equal for equal JSON scalars and for nothing else; None for objects and arrays."""
+def scalar_text(value: Any) -> str:
+    """A text that is equal for equal JSON scalars and for nothing else."""
     match value:
         case None:
             return "null"
         case bool():
             return "true" if value else "false"
         case str():
-            return f"s{value}"
-        case int() | float():
-            return f"n{whole_number(value)!r}"
-    return None
+            return json.dumps(value)
+    return number_text(repr(value))
 
 
-def scalar_at(document: str | None, path: str) -> str | None:
-    """The `scalar_text` at a path of a JSON object (a missing one counts as null); None when it is no object."""
+def number_text(text: str) -> str:
+    """A number by its value, exactly, however it is written: ``1``, ``1.0`` and ``10e-1`` are the same."""
+    mantissa, _, power = text.lower().partition("e")
+    whole, _, fraction = mantissa.removeprefix("-").partition(".")
+    digits = (whole + fraction).lstrip("0")
+    significant = digits.rstrip("0")
+    exponent = int(power or 0) - len(fraction) + len(digits) - len(significant)
+    sign = "-" if mantissa.startswith("-") else ""
+    return f"{sign}{significant}e{exponent}" if significant else "0"
+
+
+def scalar_at(document: str | bytes | None, path: str) -> str | None:
+    """The `scalar_text` at a path of a JSON object, a missing one counting as null; None where there is no scalar."""
     try:
-        value = json.loads(document or "")
-    except (ValueError, RecursionError):
+        members = _members.decode(document or "")
+        *outer, last = path.split(".")
+        for key in outer:
+            inner = bytes(members.get(key, b"null"))
+            members = _members.decode(inner) if inner.startswith(b"{") else {}
+        return _scalar(bytes(members.get(last, b"null")))
+    except (ValueError, RecursionError):  # no JSON, no object, or nested too deeply to be looked into
         return None
-    if not isinstance(value, dict):
-        return None
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, dict) else None
-    return scalar_text(value)
+
+
+def _scalar(value: bytes) -> str | None:
+    match value[:1]:
+        case b"{" | b"[":
+            return None
+        case b'"':
+            return json.dumps(_text.decode(value))
+        case b"t" | b"f" | b"n":
+            return value.decode()
+    return number_text(value.decode())
+
+
+# Values are cut out unread: of two equal keys the last one counts, and what is not on the path costs little.
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_text = msgspec.json.Decoder(str)
+
+
+def input_matches(document: str | None, input_filters: Mapping[str, Any]) -> bool:
+    """Whether an input has all these values at these paths."""
+    return all(scalar_at(document, path) == scalar_text(value) for path, value in input_filters.items())
 
 
 class InputFilterBuilder:
-    """Builds the SQL conditions for filters on an instance's input."""
+    """Builds the SQL conditions for filters on an instance's input.
+
+    They let through every row that matches. Where `Driver.json_is_exact` is false they also let through what the
+    database cannot judge, such as text that is no JSON: `input_matches` then decides.
+    """
 
     def __init__(self, driver: Driver, *, column: str = "input_data") -> None:
         self._driver = driver
@@ -93,6 +129,6 @@ class InputFilterBuilder:
             check_filter_value(value)
             extract = self._driver.json_extract(self._column, path)
             condition, more = self._driver.json_compare(extract, value, start_placeholder + len(arguments))
-            conditions.append(condition)
+            conditions.append(condition if self._driver.json_is_exact else f"({condition}) IS NOT FALSE")
             arguments.extend(more)
         return conditions, arguments

@@ -82,6 +82,7 @@ FRAGMENTS.update(
         OR (s.mode = 'competing' AND EXISTS (
             SELECT 1 FROM channel_messages m WHERE m.channel = s.channel AND NOT {claimed_by_another})))""",
     instance_columns=columns(WorkflowInstance, "i", locked_by="NULLIF(i.locked_by, '')"),
+    judged_columns=columns(WorkflowInstance, "i", locked_by="NULLIF(i.locked_by, '')", output_data="NULL"),
     listed_columns=columns(
         WorkflowInstance, "i", locked_by="NULLIF(i.locked_by, '')", input_data="NULL", output_data="NULL"
     ),

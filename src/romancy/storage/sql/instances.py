@@ -15,7 +15,7 @@ from ..errors import (
     InvalidStatusTransitionError,
     WorkflowNotCancellableError,
 )
-from ..input_filters import InputFilterBuilder
+from ..input_filters import InputFilterBuilder, input_matches
 from ..models import (
     CANCELLABLE,
     FINISHED,
@@ -50,6 +50,7 @@ from .statement import FRAGMENTS, NativeQuery, Want, merged, row_decoder, sql
 FAILED_ACTIVITY = "workflow_failed"
 CANCELLED_ACTIVITY = "workflow_cancelled"
 DEFAULT_LOCK_SEC = 60.0
+_JUDGED_AT_ONCE = 100
 _AFTER_COMPENSATING = (WorkflowStatus.COMPENSATING, WorkflowStatus.FAILED, WorkflowStatus.CANCELLED)
 
 
@@ -279,14 +280,34 @@ class Instances(Ending):
     ) -> PaginationResult:
         options = options or ListInstancesOptions()
         wanted = page_size(options.limit, default=50)
-        query = self._listing(options, wanted + 1, framework or self.framework, payloads=payloads)
-        found: list[WorkflowInstance] = await query
+        framework = framework or self.framework
+        if options.input_filters and not self.runner.driver.json_is_exact:
+            found = await self._judged(options, wanted + 1, framework, payloads=payloads)
+        else:
+            columns = "instance_columns" if payloads else "listed_columns"
+            found = await self._listing(options, wanted + 1, framework, columns)
         has_more = len(found) > wanted
         token = page_token(found[wanted - 1]) if has_more else None
         return PaginationResult(found[:wanted], token, has_more)
 
+    async def _judged(
+        self, options: ListInstancesOptions, wanted: int, framework: str | AnyFramework, *, payloads: bool
+    ) -> list[WorkflowInstance]:
+        """Read on, a batch at a time, until enough are found: SQL lets some pass that do not match."""
+        found: list[WorkflowInstance] = []
+        size = max(wanted, _JUDGED_AT_ONCE)
+        columns = "instance_columns" if payloads else "judged_columns"
+        while len(found) < wanted:
+            batch: list[WorkflowInstance] = await self._listing(options, size, framework, columns)
+            matching = [instance for instance in batch if input_matches(instance.input_data, options.input_filters)]
+            found += matching if payloads else [msgspec.structs.replace(one, input_data=None) for one in matching]
+            if len(batch) < size:
+                break
+            options = msgspec.structs.replace(options, page_token=page_token(batch[-1]))
+        return found[:wanted]
+
     def _listing(
-        self, options: ListInstancesOptions, limit: int, framework: str | AnyFramework, *, payloads: bool
+        self, options: ListInstancesOptions, limit: int, framework: str | AnyFramework, columns: str
     ) -> NativeQuery[Any]:
         """The page as one statement; only the filters that were given are in it, so that it can use their index."""
         driver = self.runner.driver
@@ -334,7 +355,7 @@ class Instances(Ending):
             )
             conditions.extend(filters)
             arguments.extend(more)
-        selected = driver.expand(FRAGMENTS["instance_columns" if payloads else "listed_columns"])
+        selected = driver.expand(FRAGMENTS[columns])
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         text = (
             f"SELECT {selected} FROM workflow_instances i {driver.through_index(index)}{where}"

@@ -66,20 +66,17 @@ CREATE TABLE romancy_marks (
     value BIGINT NOT NULL
 );
 
--- JSON filters must not fail a listing because of one row: whatever is no JSON is NULL.
-CREATE FUNCTION romancy_json(document text) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+-- JSON filters must not fail a listing because of one row: NULL where the text cannot be read, an array (which equals no
+-- scalar) where it is no object. Not PARALLEL SAFE: catching an error needs a subtransaction, which parallel workers refuse.
+CREATE FUNCTION romancy_json_at(document text, path text[]) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    parsed jsonb;
 BEGIN
-    RETURN document::jsonb;
-EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
-    RETURN NULL;
-END $$;
-
-CREATE FUNCTION romancy_json_at(document text, path text[]) RETURNS jsonb LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
-BEGIN
-    IF json_typeof(document::json) <> 'object' THEN
-        RETURN NULL;
+    parsed := document::jsonb;
+    IF jsonb_typeof(parsed) <> 'object' THEN
+        RETURN '[]'::jsonb;
     END IF;
-    RETURN COALESCE((document::json #> path)::jsonb, 'null'::jsonb);
+    RETURN COALESCE(parsed #> path, 'null'::jsonb);
 EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
     RETURN NULL;
 END $$;
@@ -92,7 +89,6 @@ DROP TABLE romancy_instance_waits;
 DROP TABLE romancy_channel_waits;
 DROP TABLE romancy_channels;
 DROP FUNCTION romancy_json_at(text, text[]);
-DROP FUNCTION romancy_json(text);
 ALTER TABLE outbox_events DROP COLUMN sequence;
 ALTER TABLE workflow_instances DROP COLUMN lock_token;
 ALTER TABLE workflow_instances DROP COLUMN runnable_since;

@@ -49,6 +49,8 @@ class Driver(ABC):
     name: ClassVar[str]
     duplicate_is_an_error: ClassVar[bool] = False
     """Whether a duplicate can only be noticed as an error of the statement (MySQL has no ON CONFLICT DO NOTHING)."""
+    json_is_exact: ClassVar[bool] = False
+    """Whether JSON conditions decide by themselves; if not, they narrow down, and `input_matches` decides."""
     text_type: ClassVar[str] = "TEXT"
     """What a parameter is cast to where its type cannot be seen."""
     decode_time: Decoder | None = None
@@ -114,11 +116,17 @@ class Driver(ABC):
 
     @abstractmethod
     def json_extract(self, column: str, path: str) -> str:
-        """The JSON value at a dotted path of a text column; NULL when it is missing or the text is no JSON object."""
+        """The JSON value at a dotted path of a text column, where only an object has any.
+
+        JSON's null where it is missing, and SQL's NULL where the database cannot tell.
+        """
 
     @abstractmethod
     def json_compare(self, extract_expr: str, value: Any, placeholder_num: int) -> tuple[str, list[Any]]:
-        """Compare a `json_extract` expression with a value, type and all: the condition and its arguments."""
+        """Compare a `json_extract` expression with a value, type and all: the condition and its arguments.
+
+        NULL where the database cannot tell. Unless `json_is_exact`, the condition may also be true of too much.
+        """
 
     # What statements need beyond them.
 

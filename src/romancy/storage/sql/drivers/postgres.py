@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
-
 from ...input_filters import check_filter_value, json_path_keys
+from ..checks import can_be_stored
 from .driver import Binders, Driver, utc_naive
 
 
@@ -97,15 +97,14 @@ class PostgresDriver(Driver):
         return f'{column} COLLATE "C"'
 
     def json_extract(self, column: str, path: str) -> str:
-        # A function of ours that answers NULL where a plain cast would fail the whole listing for one odd row.
+        # A function of ours: a plain cast would fail the whole listing for one odd row.
         return f"romancy_json_at({column}, '{{{','.join(json_path_keys(path))}}}')"
 
     def json_compare(self, extract_expr: str, value: Any, placeholder_num: int) -> tuple[str, list[Any]]:
         check_filter_value(value)
-        return (
-            f"{extract_expr} = romancy_json({self.placeholder(placeholder_num)}::text)",
-            [msgspec.json.encode(value).decode()],
-        )
+        if isinstance(value, str) and not can_be_stored(value):
+            return f"{extract_expr} IS NULL", []  # what holds such a text cannot be read by jsonb
+        return f"{extract_expr} = {self.placeholder(placeholder_num)}::text::jsonb", [json.dumps(value)]
 
     def bind_names(self, text: str, parameter: re.Pattern[str], lists: set[str]) -> tuple[str, Binders]:
         names = list(dict.fromkeys(parameter.findall(text)))

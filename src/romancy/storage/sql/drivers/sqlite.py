@@ -24,6 +24,7 @@ class SQLiteDriver(Driver):
     """SQLite 3.35 or newer."""
 
     name = "sqlite"
+    json_is_exact = True
 
     @staticmethod
     def decode_time(text: str) -> datetime:
@@ -97,9 +98,8 @@ class SQLiteDriver(Driver):
         return f"max({first}, {second})"
 
     def json_extract(self, column: str, path: str) -> str:
-        # A function of our own (`input_filters.scalar_at`): SQLite's takes the first of two equal keys, and the last
-        # one counts.
-        return f"romancy_json_at({column}, '{'.'.join(json_path_keys(path))}')"
+        # A function of our own, `input_filters.scalar_at`. As bytes, since a column may hold anything.
+        return f"romancy_json_at(CAST({column} AS BLOB), '{'.'.join(json_path_keys(path))}')"
 
     def json_compare(self, extract_expr: str, value: Any, placeholder_num: int) -> tuple[str, list[Any]]:
         check_filter_value(value)
