@@ -431,9 +431,8 @@ def read_page_token(token: str) -> tuple[datetime, str]:
     """Take a page token apart; a time without a zone is UTC."""
     moment, separator, instance_id = token.partition("||")
     try:
-        if not separator:
+        if not separator or not instance_id or not can_be_stored(instance_id):
             raise ValueError("there is no ||INSTANCE_ID")
-        check_key("instance_id", instance_id)
         started_at = datetime.fromisoformat(moment)
         if started_at.tzinfo is None:
             started_at = started_at.replace(tzinfo=UTC)
