@@ -56,6 +56,8 @@ TABLES = {
         SELECT event_id, event_type, event_source, data_type, event_data, event_data_binary, content_type, created_at,
                published_at, status, retry_count, last_error, lease_owner, lease_until, next_attempt_at
           FROM outbox_events ORDER BY event_id""",
+    "states": "SELECT instance_id, state FROM romancy_states ORDER BY instance_id",
+    "seen_events": "SELECT event_key, seen_at FROM romancy_seen_events ORDER BY event_key",
     "system_locks": "SELECT lock_name, locked_by, locked_at, lock_expires_at FROM system_locks ORDER BY lock_name",
 }
 

@@ -194,8 +194,13 @@ class Generator(Rehearsal):
     def event(self, instance_id: str) -> HistoryEvent:
         if self.chance(0.2):
             return HistoryEvent(instance_id, self.activity(), "ActivityCompleted", event_data_binary=b"\x00\xff")
-        kind = self.pick(("ActivityCompleted", "ActivityCompleted", "ActivityFailed"))
-        return HistoryEvent(instance_id, self.activity(), kind, event_data=self.maybe(self.payload(), 0.9))
+        return HistoryEvent(
+            instance_id,
+            self.activity(),
+            self.pick(("ActivityCompleted", "ActivityCompleted", "ActivityFailed")),
+            event_data=self.maybe(self.payload(), 0.9),
+            created_at=self.maybe(half_ticks(-1), 0.1),
+        )
 
     def step(self, *statuses: str) -> tuple[str, dict[str, Any]]:
         """An instance, with ``lock=`` and ``record=`` of a step that its run takes."""
@@ -357,13 +362,15 @@ def cleanup_stale_locks(g: Generator) -> Call:
 def append_history(g: Generator) -> Call:
     instance_id, options = g.fenced()
     event = g.event(instance_id)
-    recorded = [event for key, event in g.oracle.history.items() if key[0] == instance_id]
+    recorded = [
+        other
+        for key, other in g.oracle.history.items()
+        if key[0] == instance_id and other.event_type in ("ActivityCompleted", "ActivityFailed")
+    ]
     if recorded and g.chance(0.3):  # once more, as it stands there or nearly so
         again = g.pick(recorded)
         data = again.event_data if g.chance(0.7) else g.payload()
         event = HistoryEvent(instance_id, again.activity_id, again.event_type, None, data, again.event_data_binary)
-        if "published_at" in (data or "") or "expires_at" in (data or ""):
-            return append_history(g)  # its ids and times are known to one side only
     return Call("append_history", (event,), options)
 
 
@@ -435,12 +442,13 @@ def mark_outbox_event_sent(g: Generator) -> Call:
 
 
 def mark_outbox_event_failed(g: Generator) -> Call:
-    options = {"error": g.pick(("", "no route")), "invalid": g.chance(0.3)}
+    options = {"error": g.pick(("", "no route")), "invalid": g.chance(0.3), "owner": g.maybe(g.worker())}
     return Call("mark_outbox_event_failed", (outbox_event(g),), options)
 
 
 def increment_outbox_attempts(g: Generator) -> Call:
-    return Call("increment_outbox_attempts", (outbox_event(g),), {"error": g.pick(("", "timeout"))})
+    options = {"error": g.pick(("", "timeout")), "owner": g.maybe(g.worker())}
+    return Call("increment_outbox_attempts", (outbox_event(g),), options)
 
 
 def cleanup_old_outbox_events(g: Generator) -> Call:
@@ -462,6 +470,19 @@ def publish_to_channel(g: Generator) -> Call:
 def publish_many(g: Generator) -> Call:
     messages = [ChannelMessage(g.channel(), data=g.payload()) for _ in range(g.random.randint(0, 4))]
     return Call("publish_many", (messages,), g.fenced(probability=0.3)[1])
+
+
+def publish_once(g: Generator) -> Call:
+    return Call("publish_once", (g.pick(EVENTS), g.channel(), g.payload()), by=g.framework())
+
+
+def cleanup_seen_events(g: Generator) -> Call:
+    return Call("cleanup_seen_events", (g.pick(AGES),), {"limit": g.pick((1, 1000))})
+
+
+def set_instance_state(g: Generator) -> Call:
+    instance_id, options = g.step()
+    return Call("set_instance_state", (instance_id, g.payload()), options)
 
 
 def publish_foreign(g: Generator) -> Call:
@@ -603,6 +624,8 @@ def read(g: Generator) -> Call:
         Call("get_history_count", (instance_id,)),
         Call("get_history_event", (instance_id, g.activity())),
         Call("get_compensations", (instance_id,)),
+        Call("get_instance_state", (instance_id,)),
+        Call("get_awaited_steps", (instance_id,)),
         Call("get_archived_history", (instance_id,)),
         Call("get_channel_subscription", (instance_id, g.channel(instance_id))),
         Call("get_channel_mode", (channel,)),
@@ -630,12 +653,13 @@ def list_instances(g: Generator) -> Call:
 
 def poll(g: Generator) -> Call:
     """What a background service does all the time."""
-    name = g.pick(
-        ("find_resumable_workflows", "find_expired_timers", "find_expired_channel_subscriptions", "find_deliverable")
+    polls = (
+        "find_resumable_workflows",
+        "find_expired_timers",
+        "find_expired_channel_subscriptions",
+        "find_deliverable_subscriptions",
     )
-    if name == "find_deliverable":
-        return Call("find_deliverable_subscriptions", by=g.framework())
-    return Call(name, (), g.poll_options(), by=g.framework())
+    return Call(g.pick(polls), (), g.poll_options(), by=g.framework())
 
 
 # Scenes: calls that belong together. Others come in between, and now and then one is left out.
@@ -747,7 +771,8 @@ def meet(g: Generator) -> list[Step]:
         Call("try_acquire_system_lock", ("leader", worker, 1500.0)),
         Call("get_group_members", (group,)),
         Call("leave_all_groups", (second,)),
-        Call("release_system_lock", ("leader", worker)),
+        Call("release_system_lock", ("leader", worker)) if g.chance(0.5) else Advance(2),
+        Call("cleanup_expired_system_locks"),
     ]
 
 
@@ -816,6 +841,7 @@ def undo(g: Generator) -> list[Step]:
         Call("add_compensation", (CompensationEntry(instance_id, g.activity(), "undo"),), lock),
         Call("cancel_instance", (instance_id, "enough"), {"compensate": True}),
         Call("refresh_lock", (instance_id, worker, 9500.0), lock),
+        Call("get_compensations", (instance_id,)),
         Call("suspend", (instance_id, [timer]), lock),
         Advance(1),
         Call("fire_timer", (timer,), {"worker_id": "w9"}),
@@ -841,11 +867,24 @@ def start_over(g: Generator) -> list[Step]:
     ]
 
 
+def vanish(g: Generator) -> list[Step]:
+    """A worker dies, and another one takes over."""
+    instance_id, worker, run = actor(g)
+    return [
+        run,
+        Call("refresh_lock", (instance_id, worker, 1500.0)),
+        Advance(2),
+        Call("cleanup_stale_locks", (1500.0,)),
+        Call("claim_resumable_workflows", (g.worker(), 9500.0)),
+        Call("append_history", (g.event(instance_id),), {"lock": Held(instance_id, worker)}),
+    ]
+
+
 def usual_mode(channel: str) -> ChannelMode:
     return ChannelMode.COMPETING if channel == "jobs" else ChannelMode.BROADCAST
 
 
-SCENES = (receive, receive, race, race, race, time_out, compete, come_late, meet, relay, undo, start_over)
+SCENES = (receive, receive, race, race, race, time_out, compete, come_late, meet, vanish, relay, undo, start_over)
 
 WRITES: Kinds = {
     create_instance: 20,
@@ -869,6 +908,9 @@ WRITES: Kinds = {
     add_compensation: 3,
     append_history_many: 2,
     publish_many: 2,
+    publish_once: 2,
+    cleanup_seen_events: 1,
+    set_instance_state: 2,
     claim_channel_message: 3,
     expire_channel_receive: 3,
     join_group: 3,
