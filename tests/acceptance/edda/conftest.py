@@ -13,7 +13,7 @@ import pytest
 from romancy.storage import SQLStorage, open_storage
 from tests.conftest import TESTS_RUN, Database
 from tests.harness import Harness, empty
-from tests.servers import Servers
+from tests.servers import KINDS, Servers
 
 from .neighbour import Edda
 
@@ -52,6 +52,8 @@ def neighbourhood(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Database]:
     """A database that both of us use, made by one of us."""
+    if shared_database in servers.missing:
+        pytest.skip(f"{KINDS[shared_database].title} is missing")
     if shared_database == "sqlite":
         place = Database("sqlite", f"sqlite:///{tmp_path_factory.mktemp('neighbourhood')}/shared.db")
     else:

@@ -118,16 +118,30 @@ class Commands:
 
     app: EddaApp | None = None
 
+    def __init__(self) -> None:
+        self._running = asyncio.Lock()
+
     async def open(self, url: str) -> None:
         """Start an Edda application, as its users do."""
         # shutdown() keeps the leader's lease: let it be short, for the next application on the same database.
         self.app = EddaApp(service_name="edda", db_url=url, leader_heartbeat_interval=1, leader_lease_duration=3)
         try:
+            self._resume_one_at_a_time(self.app)
             await self.app.initialize()
         except BaseException:
             await self.app.storage.close()
             self.app = None
             raise
+
+    def _resume_one_at_a_time(self, app: EddaApp) -> None:
+        """Edda stores an instance before it locks it: in between, its own loop could run it a second time."""
+        resume = app._resume_running_workflows
+
+        async def resume_alone() -> int:
+            async with self._running:
+                return await resume()
+
+        app._resume_running_workflows = resume_alone
 
     async def close(self) -> None:
         if self.app is not None:
@@ -136,7 +150,8 @@ class Commands:
 
     async def start(self, workflow: str, **arguments: Any) -> str:
         """Start a workflow and run it until it waits or ends; its instance id."""
-        return await globals()[workflow].start(**arguments)
+        async with self._running:
+            return await globals()[workflow].start(**arguments)
 
     async def outcome(self, instance_id: str) -> dict[str, Any]:
         """Resume what can be resumed until this instance has ended; its status and output."""
@@ -201,7 +216,7 @@ class Commands:
 
     async def populate(self, count: int) -> None:
         """Many finished instances, through Edda's own table definition."""
-        first = await self._instance(await doubler.start(number=1))
+        first = await self._instance(await self.start("doubler", number=1))
         row = {key: first[key] for key in ("workflow_name", "source_hash", "owner_service", "status")}
         row |= {"input_data": '{"number": 1}', "output_data": '{"result": 2}'}
         rows = [{**row, "instance_id": f"doubler-{number:08d}"} for number in range(1, count)]
