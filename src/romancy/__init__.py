@@ -49,6 +49,7 @@ from .errors import (
 )
 from .events import Event, emit, wait_event
 from .retry import NO_RETRY, Retry
+from .state import set_state
 from .timers import sleep, sleep_until
 from .worker.settings import Settings
 from .workflow import Workflow, recur, workflow
@@ -97,6 +98,7 @@ __all__ = [
     "receive_direct",
     "recur",
     "send_to",
+    "set_state",
     "sleep",
     "sleep_until",
     "start_child",

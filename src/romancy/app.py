@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast, overload
 from uuid import uuid4
 
 import msgspec
@@ -21,7 +21,7 @@ from .errors import (
 )
 from .notices import hear
 from .outbox import Publisher, Relayer
-from .serialization import Signature, StoredError
+from .serialization import Signature, StoredError, decode
 from .storage import (
     HistoryIterator,
     InstanceExistsError,
@@ -38,6 +38,7 @@ from .worker.settings import Settings
 from .worker.worker import Worker
 from .workflow import Workflow
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 _FIRST_LOOK_SEC = 0.05
@@ -98,6 +99,18 @@ class WorkflowHandle(Generic[T]):
     async def history(self) -> list[HistoryEvent]:
         """What is recorded of this round."""
         return await HistoryIterator(self._app.storage, self.id).collect()
+
+    @overload
+    async def state(self) -> Any: ...
+    @overload
+    async def state(self, *, type: type[S]) -> S | None: ...
+    async def state(self, *, type: Any = Any) -> Any:
+        """What the workflow has shown of itself last (`set_state`), read as `type`; None if nothing yet."""
+        shown = await self._app.storage.get_instance_state(self.id)
+        if shown is None:
+            await self.instance()  # InstanceNotFoundError rather than the silence of one that shows nothing
+            return None
+        return decode(shown, type, f"the state of {self.id}")
 
     async def cancel(self, reason: str = "") -> None:
         """Stop the instance wherever it is, undo what it did, and end it as cancelled."""
