@@ -36,6 +36,7 @@ EFFECTS: dict[str, Effect] = {
     "add_compensation": lambda s, i, lock, record: s.add_compensation(
         CompensationEntry(i, "charge:1", "refund"), lock=lock, record=record
     ),
+    "set_instance_state": lambda s, i, lock, record: s.set_instance_state(i, "1", lock=lock, record=record),
 }
 every_effect = pytest.mark.parametrize("effect", EFFECTS.values(), ids=EFFECTS.keys())
 

@@ -31,6 +31,7 @@ class Ended(msgspec.Struct, frozen=True):
     """What a run is compared by."""
 
     result: object
+    state: object
     steps: tuple[str, ...]
     effects: frozenset[str]
     transfers: tuple[int, ...]
@@ -50,6 +51,7 @@ async def outcome(storage: SQLStorage, app: App, instance: str, key: str) -> End
         assert await conn.fetch_value(f"SELECT COUNT(*) FROM {table}") == 0, f"{table} has rows of finished instances"
     return Ended(
         result=result,
+        state=await app.handle(instance).state(),
         steps=tuple(sorted(normal(row[0], key) for row in steps if "#" not in row[0])),
         effects=frozenset(EFFECTS[key]),
         transfers=tuple(row[0] for row in moved),

@@ -29,6 +29,7 @@ from romancy import (
     receive_direct,
     recur,
     send_to,
+    set_state,
     sleep,
     start_child,
     subscribe,
@@ -172,6 +173,7 @@ async def family(key: str) -> list[int]:
 @workflow
 async def rounds(key: str, left: int = 2) -> str:
     await act(key, f"round {left}")
+    await set_state({"left": left})
     if left:
         recur(key, left - 1)
     return "done"
