@@ -1,5 +1,6 @@
 """The documents: their snippets run, their links lead somewhere, their commands and lists are those of the code."""
 
+import argparse
 import ast
 import asyncio
 import inspect
@@ -10,8 +11,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 
+import romancy
+from romancy.cli.main import parser
 from romancy.storage import (
     HistoryIteratorOptions,
     ListInstancesOptions,
@@ -21,10 +25,22 @@ from romancy.storage import (
     errors,
 )
 from romancy.storage.sql import checks, outbox, storage
-from romancy.storage.sql.runners import postgres, server, sqlite
+from romancy.storage.sql.runners import postgres, runner, server, sqlite
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+ENGINE_PAGES = (
+    "tutorial.md",
+    "workflows.md",
+    "activities.md",
+    "waiting.md",
+    "messages.md",
+    "events-and-outbox.md",
+    "sagas.md",
+    "workers.md",
+    "cli.md",
+)
 
 _FENCED = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:)(?P<path>[^)#\s]*)(?:#(?P<anchor>[^)\s]+))?\)")
@@ -50,12 +66,12 @@ def test_the_snippets_of_a_page_run_one_after_the_other(
     monkeypatch.chdir(tmp_path)
     program = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", program)  # where a program's functions and errors are found again
-    with asyncio.Runner() as runner:
+    with asyncio.Runner() as loop:
         for line, text in fenced(page, "python"):
             code = compile("\n" * line + text, name(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
             awaiting = eval(code, vars(program))
             if awaiting is not None:
-                runner.run(awaiting)
+                loop.run(awaiting)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -84,6 +100,33 @@ def test_the_readme_shows_the_command_for_tests_and_the_one_for_the_demo() -> No
     assert commands == ["make demo", "make test"]
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert {command.split()[1] for command in commands} <= set(targets)
+
+
+def test_every_public_name_is_explained_somewhere() -> None:
+    pages = "".join((ROOT / "docs" / page).read_text() for page in ENGINE_PAGES)
+    assert [public for public in romancy.__all__ if not re.search(rf"\b{public}\b", pages)] == []
+
+
+def test_the_settings_on_the_workers_page_are_those_of_the_code() -> None:
+    text = (ROOT / "docs/workers.md").read_text()
+    table = re.findall(r"^\| `(\w+)` \| (\S+) \|", text, re.MULTILINE)
+    assert [(setting, float(shown)) for setting, shown in table] == [
+        (field, float(value)) for field, value in msgspec.structs.asdict(romancy.Settings()).items()
+    ]
+
+
+def test_the_command_line_page_shows_every_command_and_option() -> None:
+    text = (ROOT / "docs/cli.md").read_text()
+    [commands] = [action for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    assert re.findall(r"^## romancy (\w+)", text, re.MULTILINE) == list(commands.choices)
+    options = {
+        option
+        for command in commands.choices.values()
+        for action in command._actions
+        for option in action.option_strings
+        if option.startswith("--")
+    }
+    assert [option for option in sorted(options) if not re.search(rf"`?{option}\b", text)] == []
 
 
 def test_the_storage_page_shows_every_operation() -> None:
@@ -118,7 +161,7 @@ def test_the_limits_on_the_guarantees_page_are_those_of_the_code() -> None:
         "repeating an operation that an outage prevented": f"{server._OUTAGE_PATIENCE_SEC:g} s",
         "waiting for SQLite's writer, by default": f"{sqlite.SQLiteRunner(':memory:')._busy_sec:g} s",
         "operations that share a commit on SQLite": f"{sqlite._LARGEST_BATCH}",
-        "letting operations finish on `close()`": f"{sqlite._CLOSE_DEADLINE_SEC:g} s",
+        "letting operations finish on `close()`": f"{runner.CLOSE_DEADLINE_SEC:g} s",
         "a lease of outbox events, by default": f"{default(Storage.get_pending_outbox_events, 'lease_sec'):g} s",
         "the pause before an outbox event is tried again": f"{outbox._LONGEST_PAUSE_SEC:g} s",
         "connections of a pool, by default": f"{default(PostgresStorage, 'pool_size')}",
