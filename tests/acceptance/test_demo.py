@@ -72,9 +72,11 @@ def test_the_history_has_each_step_once(told: str) -> None:
     assert len(steps) == len(set(steps)) == 15
 
 
-def test_the_demo_fits_a_terminal_and_has_no_colours_in_a_pipe(told: str) -> None:
+def test_the_demo_fits_a_terminal_has_no_colours_in_a_pipe_and_says_where_to_go(told: str) -> None:
     assert max(map(len, told.splitlines())) <= WIDEST
     assert "\033" not in told
+    next_steps = re.findall(r"^  ((?:docs|examples|src)/\S*)", told, re.MULTILINE)
+    assert [(Path(__file__).parents[2] / path).exists() for path in next_steps] == [True, True, True]
 
 
 def test_the_demo_leaves_no_files(told: str, directory: Path) -> None:
