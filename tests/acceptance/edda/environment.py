@@ -30,7 +30,7 @@ def edda_python() -> Path:
 def _install(directory: Path) -> None:
     # Debian's python3 comes without ensurepip: our own pip can serve the new environment as well.
     venv.create(directory, clear=True, symlinks=True, with_pip=False)
-    pip = [sys.executable, "-m", "pip", "--python", directory / "bin" / "python", "--disable-pip-version-check"]
+    pip = [sys.executable, "-m", "pip", "--python", str(directory / "bin" / "python"), "--disable-pip-version-check"]
     done = subprocess.run([*pip, "install", "--quiet", REQUIREMENT], capture_output=True, text=True)
     if done.returncode != 0:
         raise FetchError(

@@ -87,12 +87,11 @@ async def test_a_database_of_ten_thousand_edda_instances_can_be_listed_page_by_p
     await ours_apart.instance(storage)
 
     listed: list[tuple[datetime | None, str]] = []
-    token = None
-    for _ in range(11):
+    token: str | None = ""
+    while token is not None and len(listed) <= 20_000:  # beyond, it would be the same ones again
         page = await storage.list_instances(ListInstancesOptions(limit=1000, page_token=token), framework=ANY)
         listed += [(instance.started_at, instance.instance_id) for instance in page.instances]
         token = page.next_page_token
 
-    assert not page.has_more
     assert len(listed) == 10_001
     assert listed == sorted(set(listed), reverse=True)
