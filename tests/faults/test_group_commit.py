@@ -139,3 +139,27 @@ async def test_the_writer_survives_whatever_an_operation_raises(harness: Harness
 
     await harness.instance(storage)
     await assert_nothing_is_held(storage)
+
+
+class Crash(BaseException):
+    """Not an Exception: nothing along the way takes care of it."""
+
+
+async def test_an_operation_that_ends_in_a_crash_leaves_no_open_transaction(
+    harness: Harness, storage: SQLStorage
+) -> None:
+    instance_id = await harness.instance(storage)
+
+    def crash(point: str, name: str) -> None:
+        if point == "before statement" and name == "join_group" and next(statements) == 1:
+            raise Crash
+
+    statements = iter(range(1000))
+    storage.runner.probe = crash
+    with pytest.raises(Crash):
+        await storage.join_group(instance_id, "all")
+    storage.runner.probe = None
+
+    await storage.append_history(step(instance_id))
+    assert await storage.get_group_members("all") == []
+    await assert_nothing_is_held(storage)

@@ -143,8 +143,9 @@ class ServerRunner(BaseRunner):
                 result = await self._in_autocommit(connection, call, hints)
             else:
                 result = await self._in_transaction(connection, call, hints)
-        except asyncio.CancelledError:
-            connection.abort()  # callers are shielded from this: it is the event loop that ends
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                connection.abort()  # callers are shielded from cancellation: it is the event loop that ends
             raise
         finally:
             self.pool.give_back(connection)

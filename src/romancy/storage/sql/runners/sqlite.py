@@ -335,6 +335,7 @@ class SQLiteRunner(BaseRunner):
         """Run the jobs in one transaction; alone, one by one, if the whole transaction falls."""
         connection = self._connection()
         try:
+            self._abandon(connection)  # what a failed ROLLBACK may have left
             self._begin(connection)
         except (sqlite3.Error, StorageError) as error:
             self._refuse(batch, error)  # nothing has been run, and waiting again for each of them would take for ever
@@ -461,6 +462,8 @@ class SQLiteRunner(BaseRunner):
             want = query.want
             if want is Want.COUNT:
                 return cursor.rowcount
+            if want is Want.ID:
+                return cursor.lastrowid if cursor.rowcount > 0 else None
             if want is Want.ALL:
                 rows: list[Any] = cursor.fetchall()
                 if rendered.decode is None:
@@ -600,6 +603,7 @@ class _Interactive:
     def serve(self, connection: sqlite3.Connection) -> None:
         """Run the commands of this transaction until its last one or its deadline."""
         try:
+            self._runner._abandon(connection)
             self._runner._begin(connection)
         except (sqlite3.Error, StorageError) as error:
             self.refuse(self._runner.translate(error))
