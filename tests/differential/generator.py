@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from romancy.storage import (
+    ANY,
     ChannelMessage,
     ChannelMode,
     ChannelSubscription,
@@ -43,6 +44,16 @@ CHANNELS = ("jobs", "news", "News")
 GROUPS = ("g1", "g2")
 EVENTS = ("e1", "e2", "e3", "e4")
 PAYLOADS = ('{"n": 9007199254740993}', '"é\\u00e9"', "[1, 2]", "null", '{"a":1,"a":2}')
+INPUT_FILTERS = (
+    {"n": 9007199254740993},
+    {"n": 9007199254740992},
+    {"a": 2},
+    {"a": 2.0, "n": None},
+    {"a": 1},
+    {"a": True},
+    {"a.b": None},
+    {"a": "2"},
+)
 LOCK_SEC = (1500.0, 4500.0, 9500.0)
 FLEETING = ("now", "framework", "last_id")
 AGES = (timedelta(seconds=500), timedelta(seconds=1500), timedelta(seconds=2500))
@@ -635,7 +646,7 @@ def read(g: Generator) -> Call:
         Call("get_channel_subscribers_waiting", (channel,), {"limit": g.pick((1, 100))}),
         Call("get_group_members", (g.pick(GROUPS),)),
         Call("current_time"),
-        list_instances(g),
+        *[list_instances(g) for _ in range(3)],
     ]
     return g.pick(reads)
 
@@ -647,8 +658,10 @@ def list_instances(g: Generator) -> Call:
         instance_id_filter=g.maybe("aN", 0.2),
         started_after=g.maybe(half_ticks(-3), 0.2),
         started_before=g.maybe(half_ticks(-1), 0.2),
+        input_filters=g.maybe(g.pick(INPUT_FILTERS), 0.4) or {},
     )
-    return Call("list_instances", (options,), {"payloads": g.chance(0.5)}, by=g.framework())
+    kwargs = {"payloads": g.chance(0.5), "framework": g.pick((None, None, NEIGHBOUR, ANY))}
+    return Call("list_instances", (options,), kwargs, by=g.framework())
 
 
 def poll(g: Generator) -> Call:
@@ -861,8 +874,10 @@ def start_over(g: Generator) -> list[Step]:
         Call("append_history", (g.event(instance_id),), lock),
         Call("append_history", (g.event(instance_id),), lock),
         Call("add_compensation", (CompensationEntry(instance_id, g.activity(), "undo"),), lock),
+        Call("set_instance_state", (instance_id, g.payload()), lock),
         Call("recur_instance", (instance_id, g.payload()), lock),
         Call("get_archived_history", (instance_id,)),
+        Call("get_instance_state", (instance_id,)),
         Call("append_history", (g.event(instance_id),), lock),
     ]
 

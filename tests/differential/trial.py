@@ -42,11 +42,11 @@ class Client:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.storage, name)
 
-    async def list_instances(self, options: ListInstancesOptions, *, payloads: bool) -> list[WorkflowInstance]:
+    async def list_instances(self, options: ListInstancesOptions, **kwargs: Any) -> list[WorkflowInstance]:
         found: list[WorkflowInstance] = []
         while True:
             options = msgspec.structs.replace(options, limit=2)
-            page = await self.storage.list_instances(options, payloads=payloads)
+            page = await self.storage.list_instances(options, **kwargs)
             found += page.instances
             if not page.has_more:
                 return found

@@ -1,12 +1,15 @@
 """Instances and their locks."""
 
+import json
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from romancy.storage import (
+    ANY,
     InstanceExistsError,
     InstanceNotFoundError,
     InvalidStatusTransitionError,
@@ -102,16 +105,24 @@ class Instances(Steps):
             runnable_since=self.now,
         )
 
-    def list_instances(self, options: ListInstancesOptions, *, payloads: bool = False) -> list[WorkflowInstance]:
+    def list_instances(
+        self,
+        options: ListInstancesOptions,
+        *,
+        payloads: bool = False,
+        framework: Any = None,
+    ) -> list[WorkflowInstance]:
         """All pages together."""
         found = [
             instance
-            for instance in self._ours(self.instances.values())
+            for instance in self.instances.values()
+            if framework is ANY or instance.framework == (framework or self.framework)
             if options.status_filter in (None, instance.status)
             and (options.workflow_name_filter or "").lower() in instance.workflow_name.lower()
             and (options.instance_id_filter or "").lower() in instance.instance_id.lower()
             and (options.started_after is None or _started(instance) > options.started_after)
             and (options.started_before is None or _started(instance) < options.started_before)
+            and all(_matches(instance, path, value) for path, value in options.input_filters.items())
         ]
         found.sort(key=lambda instance: (_started(instance), instance.instance_id), reverse=True)
         hidden = {} if payloads else {"input_data": None, "output_data": None}
@@ -248,6 +259,16 @@ class Instances(Steps):
         for instance in stale:
             self._unlock(instance.instance_id)
         return [StaleWorkflowInfo(instance.instance_id, instance.workflow_name) for instance in stale]
+
+
+def _matches(instance: Instance, path: str, wanted: Any) -> bool:
+    """Whether the input has this value there, of the same JSON type; nothing there is as good as null."""
+    value = json.loads(instance.input_data or "{}")
+    if not isinstance(value, dict):
+        return False
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return isinstance(value, bool) == isinstance(wanted, bool) and bool(value == wanted)
 
 
 def _started(instance: Instance) -> datetime:
