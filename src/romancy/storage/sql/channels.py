@@ -15,7 +15,7 @@ import msgspec
 
 from ..errors import ChannelModeConflictError, InstanceNotFoundError
 from ..models import ChannelMessage, ChannelMode, ChannelSubscription, HistoryEvent, Lock
-from .checks import check_binary, check_json, check_key, check_optional_json, page_size
+from .checks import age_sec, check_binary, check_json, check_key, check_optional_json, page_size, row_id
 from .ending import Ending
 from .fragments import claimed_by_another_than, received_by
 from .operation import Hint, operation
@@ -283,7 +283,7 @@ class Channels(Ending):
         self, channel_name: str, after_id: int = 0, limit: int = 100
     ) -> list[ChannelMessage]:
         check_key("channel", channel_name)
-        return await self._messages_after.all(channel=channel_name, after_id=after_id, limit=page_size(limit))
+        return await self._messages_after.all(channel=channel_name, after_id=row_id(after_id), limit=page_size(limit))
 
     @operation(reads=True)
     async def get_pending_channel_messages_for_instance(
@@ -306,6 +306,7 @@ class Channels(Ending):
     @operation
     async def claim_channel_message(self, message_id: int, instance_id: str) -> bool:
         await self._hold_unfinished(check_key("instance_id", instance_id), None, "the owner of a claim")
+        message_id = row_id(message_id)
         found = await self._message_name.one(message_id=message_id)
         if found is None:
             return False
@@ -322,7 +323,7 @@ class Channels(Ending):
 
     @operation(idempotent=True)
     async def delete_channel_message(self, message_id: int) -> None:
-        await self._delete_message.run(message_id=message_id)
+        await self._delete_message.run(message_id=row_id(message_id))
 
     # Cursors: in two places, since Edda reads one and Romancy the other; the larger counts.
 
@@ -358,7 +359,7 @@ class Channels(Ending):
     @operation
     async def cleanup_old_channel_messages(self, older_than: timedelta, *, limit: int = 1000) -> int:
         batch = page_size(limit, 1000)
-        old = await self._received_by_all.all(seconds=older_than.total_seconds(), limit=batch)
+        old = await self._received_by_all.all(seconds=age_sec(older_than), limit=batch)
         idle = await self._idle_channels.all(limit=batch)
         if idle:
             await self._delete_channels.run(channels=[channel for (channel,) in idle])

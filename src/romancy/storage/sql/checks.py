@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 
 import msgspec
 
@@ -110,6 +111,23 @@ def page_size(limit: int, default: int = 100) -> int:
     if limit < 0:
         raise ValueError(f"a limit must not be negative: {limit}")
     return min(limit or default, LARGEST_LIMIT)
+
+
+def row_id(number: int) -> int:
+    """An id as the databases can compare it: what is beyond their 64 bits is beyond every row, too."""
+    return max(-(2**63), min(number, 2**63 - 1))
+
+
+def age_sec(older_than: timedelta) -> float:
+    """How old something must be, in seconds; a thousand years are as old as anything gets."""
+    if older_than < timedelta(0):
+        raise ValueError(f"older_than must not be negative: {older_than}")
+    return min(older_than.total_seconds(), 10.0 * LONGEST_SEC)
+
+
+def not_negative(what: str, seconds: float) -> float:
+    """Accept a number of seconds, zero included, up to a hundred years."""
+    return positive(what, seconds) if seconds != 0 else 0.0
 
 
 def positive(what: str, seconds: float) -> float:

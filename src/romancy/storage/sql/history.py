@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..errors import HistoryConflictError, InstanceNotFoundError, LockLostError, StorageError, TransientStorageError
 from ..models import Appended, HistoryEvent, HistoryPage, Lock
-from .checks import check_key, page_size
+from .checks import check_key, page_size, row_id
 from .manager import Manager, check_lock, same_record
 from .operation import operation
 from .statement import sql
@@ -121,7 +121,7 @@ class History(Manager):
     async def get_history_paginated(self, instance_id: str, after_id: int = 0, limit: int = 100) -> HistoryPage:
         wanted = page_size(limit)
         check_key("instance_id", instance_id)
-        events = await self._page.all(instance_id=instance_id, after_id=after_id, limit=wanted + 1)
+        events = await self._page.all(instance_id=instance_id, after_id=row_id(after_id), limit=wanted + 1)
         return HistoryPage(events[:wanted], has_more=len(events) > wanted)
 
     @operation(reads=True, by_key=True)

@@ -31,6 +31,7 @@ from ..models import (
     WorkflowStatus,
 )
 from .checks import (
+    age_sec,
     can_be_stored,
     check_json,
     check_key,
@@ -393,7 +394,7 @@ class Instances(Ending):
 
     @operation
     async def delete_finished_instances(self, older_than: timedelta, limit: int = 100) -> int:
-        old = await self._old.all(framework=self.framework, seconds=older_than.total_seconds(), limit=page_size(limit))
+        old = await self._old.all(framework=self.framework, seconds=age_sec(older_than), limit=page_size(limit))
         instance_ids = [instance_id for (instance_id,) in old]
         if not instance_ids:
             return 0

@@ -9,7 +9,7 @@ import msgspec
 
 from ..errors import LockLostError
 from ..models import RUNNABLE, Lock, StaleWorkflowInfo, WorkflowInstance, WorkflowStatus
-from .checks import check_key, page_size, positive
+from .checks import check_key, not_negative, page_size, positive
 from .fragments import longest_runnable
 from .instances import Instances
 from .manager import check_lock
@@ -215,7 +215,9 @@ class Locks(Instances):
         owner_service: str | None = None,
     ) -> list[StaleWorkflowInfo]:
         ours = self._ours(workflow_names, owner_service)
-        stale = await self._stale.all(timeout_sec=float(timeout_sec), limit=page_size(limit), **ours)
+        stale = await self._stale.all(
+            timeout_sec=not_negative("timeout_sec", timeout_sec), limit=page_size(limit), **ours
+        )
         if stale:
             await self._free.run(instance_ids=[info.instance_id for info in stale])
         return stale

@@ -13,6 +13,7 @@ from ..errors import OutboxEventExistsError
 from ..models import HistoryEvent, Lock, OutboxEvent, OutboxStatus
 from .checks import (
     LONGEST_ERROR,
+    age_sec,
     check_binary,
     check_key,
     check_optional_json,
@@ -185,7 +186,7 @@ class Outbox(Manager):
 
     @operation
     async def cleanup_old_outbox_events(self, older_than: timedelta, *, limit: int = 1000) -> int:
-        old = await self._published_long_ago.all(seconds=older_than.total_seconds(), limit=page_size(limit, 1000))
+        old = await self._published_long_ago.all(seconds=age_sec(older_than), limit=page_size(limit, 1000))
         if not old:
             return 0
         return await self._delete_events.run(event_ids=[event_id for (event_id,) in old])

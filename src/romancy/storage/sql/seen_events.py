@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from .channels import Channels
-from .checks import check_key, page_size
+from .checks import age_sec, check_key, page_size
 from .operation import operation
 from .statement import sql
 
@@ -36,5 +36,5 @@ class SeenEvents(Channels):
 
     @operation
     async def cleanup_seen_events(self, older_than: timedelta, *, limit: int = 1000) -> int:
-        old = await self._seen_long_ago.all(seconds=older_than.total_seconds(), limit=page_size(limit, 1000))
+        old = await self._seen_long_ago.all(seconds=age_sec(older_than), limit=page_size(limit, 1000))
         return await self._forget_events.run(event_keys=[key for (key,) in old]) if old else 0
