@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -187,6 +188,35 @@ async def test_nesting_by_hand_needs_as_many_commits_as_begins(harness: Harness,
     assert not storage.in_transaction()
     assert await exists(storage, "outer")
     assert not await exists(storage, "inner")
+
+
+# Others, and time.
+
+
+async def test_reading_before_writing_does_not_fail_because_somebody_else_wrote(
+    harness: Harness, storage: SQLStorage
+) -> None:
+    """A transaction that only becomes a writer at its first write cannot, once another has written since it read."""
+    mine, other = await harness.locked(storage), await harness.locked(storage)
+    rival = await harness.open()
+    async with storage.transaction():
+        assert await storage.get_history_count(mine.instance_id) == 0
+        writing = asyncio.ensure_future(rival.append_history(step(other.instance_id), lock=other))
+        await asyncio.wait({writing}, timeout=0.1)
+        await storage.append_history(step(mine.instance_id), lock=mine)
+    await writing
+    assert await storage.get_history_count(mine.instance_id) == await storage.get_history_count(other.instance_id) == 1
+
+
+async def test_the_clock_goes_on_inside_a_transaction(harness: Harness, storage: SQLStorage) -> None:
+    """Or a lock taken late in a long one would be born expired."""
+    instance_id = await harness.instance(storage)
+    async with storage.transaction():
+        first = await storage.current_time()
+        await asyncio.sleep(0.3)
+        lock = await storage.try_acquire_lock(instance_id, "worker-1", 0.2)
+        assert lock is not None
+        assert lock.expires_at > first + timedelta(seconds=0.49)
 
 
 # Errors inside.
