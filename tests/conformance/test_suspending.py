@@ -24,8 +24,10 @@ from romancy.storage import (
 )
 from romancy.storage.models import Wait
 from tests.conformance.arrange import (
+    BROADCAST,
     COMPETING,
     Crash,
+    another,
     crash_before_statement,
     data_pending,
     deliver,
@@ -208,6 +210,29 @@ async def test_what_is_due_already_is_recorded_and_returned_and_nothing_is_waite
     await storage.update_instance_activity(lock.instance_id, "next:1", lock=lock)  # the lock is still ours
 
 
+async def test_one_message_is_taken_and_only_if_nothing_else_is_due(harness: Harness, storage: SQLStorage) -> None:
+    lock, waits, child = await three_waits(harness, storage)
+    await storage.subscribe_to_channel(lock.instance_id, "second", BROADCAST)
+    await publish(storage, '{"n": 1}')
+    await storage.publish_to_channel("second", "2")
+    await storage.update_instance_output(child, "1")
+    waits.append(ChannelWait("second", "receive_second:1"))
+
+    async def due() -> list[str]:
+        events = await storage.suspend(lock.instance_id, waits, lock=lock, one_message=True)
+        left = {event.activity_id for event in events}
+        waits[:] = [wait for wait in waits if isinstance(wait, TimerSubscription) or wait.activity_id not in left]
+        return [event.activity_id for event in events]
+
+    assert [await due(), await due(), await due()] == [
+        [RECORDED["instance"][0]],
+        [RECORDED["message"][0]],
+        ["receive_second:1"],
+    ]
+    assert await due() == []
+    assert await status_of(storage, lock.instance_id) == WorkflowStatus.WAITING_FOR_TIMER
+
+
 async def test_steps_that_have_happened_are_returned_as_they_stand(harness: Harness, storage: SQLStorage) -> None:
     lock, waits, child = await three_waits(harness, storage)
     for what, (activity_id, _) in RECORDED.items():
@@ -364,7 +389,7 @@ async def test_an_instance_that_is_being_compensated_has_not_ended(harness: Harn
 async def test_an_instance_that_is_just_ending_is_waited_for_no_longer(harness: Harness, storage: SQLStorage) -> None:
     child = await harness.instance(storage)
     lock = await harness.locked(storage)
-    other = await harness.open()
+    other = await another(harness)
     async with other.transaction():
         await other.update_instance_output(child, "1")
         suspending = asyncio.create_task(storage.suspend(lock.instance_id, [InstanceWait(child, "child:1")], lock=lock))
@@ -376,7 +401,7 @@ async def test_an_instance_that_is_just_ending_is_waited_for_no_longer(harness: 
 async def test_a_waiter_that_is_just_suspending_is_woken(harness: Harness, storage: SQLStorage) -> None:
     child = await harness.instance(storage)
     lock = await harness.locked(storage)
-    other = await harness.open()
+    other = await another(harness)
     async with storage.transaction():
         assert await storage.suspend(lock.instance_id, [InstanceWait(child, "child:1")], lock=lock) == []
         ending = asyncio.create_task(other.update_instance_output(child, "1"))
@@ -389,7 +414,7 @@ async def test_a_waiter_that_is_just_suspending_is_woken(harness: Harness, stora
 
 async def test_two_instances_cannot_wait_for_each_other_and_miss_the_end(harness: Harness, storage: SQLStorage) -> None:
     one, two = await harness.locked(storage), await harness.locked(storage)
-    rival = await harness.open()
+    rival = await another(harness)
 
     await asyncio.gather(
         storage.suspend(one.instance_id, [InstanceWait(two.instance_id, "two")], lock=one),

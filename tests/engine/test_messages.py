@@ -112,6 +112,56 @@ async def test_a_receive_times_out_and_that_is_recorded(make_app: MakeApp) -> No
     assert (await handle.history())[-1].event_type == "MessageTimeout"
 
 
+@activity
+async def busy() -> None:
+    await asyncio.sleep(0.6)
+
+
+async def patient() -> str:
+    try:
+        async with asyncio.timeout(0.3):
+            return f"at once: {(await receive('late')).data}"
+    except TimeoutError:
+        return f"at last: {(await receive('late')).data}"
+
+
+@workflow
+async def distracted() -> str:
+    await subscribe("late")
+    _, heard = await asyncio.gather(busy(), patient())
+    return heard
+
+
+async def test_a_message_that_meets_a_timeout_waits_for_the_next_receive(make_app: MakeApp) -> None:
+    app = await make_app(distracted)
+    handle = await app.start(distracted)
+
+    async def subscribed() -> bool:
+        return bool(await app.storage.get_history_count(handle.id))
+
+    await until(subscribed)
+    await app.publish("late", "hello")
+    assert (await handle.result(10)).endswith("hello")
+
+
+@workflow
+async def takes_the_first() -> list[str]:
+    await subscribe("left")
+    await subscribe("right")
+    await publish("left", "a")
+    await publish("right", "b")
+    waiting = [asyncio.ensure_future(receive(channel)) for channel in ("left", "right")]
+    [first], [other] = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    other.cancel()
+    rest = "right" if first is waiting[0] else "left"
+    return [first.result().data, (await receive(rest)).data]
+
+
+async def test_what_a_cancelled_receive_would_have_received_comes_to_the_next_one(make_app: MakeApp) -> None:
+    app = await make_app(takes_the_first)
+    assert sorted(await (await app.start(takes_the_first)).result(10)) == ["a", "b"]
+
+
 @workflow
 async def stranger() -> None:
     await receive("never subscribed")

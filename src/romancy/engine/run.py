@@ -279,7 +279,9 @@ class Run:
                 await self._progress.wait()
         except TimeoutError:
             async with self._writing:
-                for event in await self.storage.suspend(self.instance_id, waits, lock=self.lock, keep_lock=True):
+                for event in await self.storage.suspend(
+                    self.instance_id, waits, lock=self.lock, keep_lock=True, one_message=True
+                ):
                     self.deliver(event)
 
     async def _suspend(self) -> bool:
@@ -294,7 +296,9 @@ class Run:
             current = {step.wait_id for step in self._pending.values() if step.wait is not None}
             stale = sorted(self._registered - current)
             try:
-                due = await self.storage.suspend(self.instance_id, waits, lock=self.lock, withdrawn=stale)
+                due = await self.storage.suspend(
+                    self.instance_id, waits, lock=self.lock, withdrawn=stale, one_message=True
+                )
             except NotSubscribedError as error:
                 await self._fail_receives(error)
                 return True

@@ -164,10 +164,13 @@ class InstanceManager(Protocol):
         lock: Lock,
         keep_lock: bool = False,
         withdrawn: Sequence[str] = (),
+        one_message: bool = False,
     ) -> list[HistoryEvent]:
         """Record and return what is due already; if nothing is, register all waits and release the lock.
 
-        With ``keep_lock=True`` only record what is due. Waits of the steps `withdrawn` are forgotten first.
+        With ``keep_lock=True`` only record what is due. Waits of the steps `withdrawn` are forgotten first. With
+        ``one_message=True`` a message is taken only if nothing else is due, and only one: for a caller that may
+        withdraw its other waits when it has the first result, and then must not have received what it drops.
         """
 
     async def get_awaited_steps(self, instance_id: str) -> list[str]:

@@ -58,6 +58,7 @@ class Suspending(Delivery, Archive):
         lock: Lock,
         keep_lock: bool = False,
         withdrawn: Sequence[str] = (),
+        one_message: bool = False,
     ) -> list[HistoryEvent]:
         check_waits(instance_id, waits)
         # Awaited instances before our own: whatever finishes one locks it first, and then those that wait for it.
@@ -67,6 +68,8 @@ class Suspending(Delivery, Archive):
             await self._withdraw(instance_id, activity_id)
         due: dict[Wait, HistoryEvent] = {}
         for wait in sorted(waits, key=by_channel):
+            if one_message and due and isinstance(wait, ChannelWait):
+                break  # only channels follow
             event = await self._due_now(instance_id, wait, awaited)
             if event is not None:
                 due[wait] = event
