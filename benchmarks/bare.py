@@ -56,7 +56,7 @@ class BareSQLite(BareAppends):
         execute = self.connection.execute
         for _ in range(count):
             execute("BEGIN IMMEDIATE")
-            assert execute(self.text, self.arguments()).fetchone()
+            assert execute(self.text, self.arguments()).rowcount == 1
             execute("COMMIT")
 
     async def close(self) -> None:

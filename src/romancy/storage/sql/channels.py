@@ -42,7 +42,7 @@ class Channels(Ending):
     _insert_message = sql("""
         INSERT INTO channel_messages (channel, message_id, data_type, data, data_binary, metadata, published_at, origin)
         VALUES (:channel, :message_id, :data_type, :data, :data_binary, :metadata, {publishing_now}, :framework)
-        {returning:id}""")
+        {returning_id}""")
 
     _subscription = sql(
         """

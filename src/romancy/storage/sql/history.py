@@ -26,7 +26,7 @@ class History(Manager):
          WHERE i.instance_id = :instance_id AND {lock_is_ours}
         {for_share}
         {on_conflict_do_nothing:instance_id, activity_id}
-        {returning:id}""")
+        {returning_id}""")
 
     _append_unfenced = sql("""
         INSERT INTO workflow_history
@@ -37,7 +37,7 @@ class History(Manager):
          WHERE i.instance_id = :instance_id
         {for_share}
         {on_conflict_do_nothing:instance_id, activity_id}
-        {returning:id}""")
+        {returning_id}""")
 
     _owner = sql("""
         SELECT CASE WHEN {lock_is_ours} THEN 1 ELSE 0 END

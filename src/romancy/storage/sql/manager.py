@@ -35,7 +35,7 @@ class Manager:
         VALUES (:instance_id, :activity_id, :event_type, :data_type, :event_data, :event_data_binary,
                 COALESCE(:created_at, {now}))
         {on_conflict_do_nothing:instance_id, activity_id}
-        {returning:id}""")
+        {returning_id}""")
 
     _recorded_step = sql(
         """

@@ -72,7 +72,7 @@ class Driver(ABC):
             "on_conflict_do_nothing": lambda argument: self.on_conflict_do_nothing(*identifiers(argument)),
             "on_conflict_update": lambda argument: self.on_conflict_update(*identifiers(argument)),
             "excluded": self.excluded,
-            "returning": lambda argument: self.returning_clause(*identifiers(argument)),
+            "returning_id": self.returning_id,
             "in": lambda argument: self.is_in(*identifiers(argument)),
             "among": lambda argument: self.is_among(*identifiers(argument)),
             "ascii_lower": self.ascii_lower,
@@ -153,6 +153,10 @@ class Driver(ABC):
     @abstractmethod
     def seconds_ago(self, parameter: str) -> str:
         """Now minus the parameter's seconds."""
+
+    def returning_id(self) -> str:
+        """End an insert whose id is asked for; nothing where the driver is told it anyway."""
+        return ""
 
     def unforeseen(self, parameter: str) -> str:
         """A parameter whose value the planner must not count on."""

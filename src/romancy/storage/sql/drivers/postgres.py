@@ -40,6 +40,9 @@ class PostgresDriver(Driver):
     def seconds_ago(self, parameter: str) -> str:
         return f"({self.statement_now()} - make_interval(secs => :{parameter}))"
 
+    def returning_id(self) -> str:
+        return "RETURNING id"
+
     def unforeseen(self, parameter: str) -> str:
         # Told that most instances are completed, it reads through the newest of any status until enough turn up.
         return f"(SELECT {parameter}::text)"
