@@ -207,6 +207,7 @@ USES: dict[str, Use] = {
     "release_system_lock worker_id": lambda s, k: s.release_system_lock("leader", k),
     "archive_history": lambda s, k: s.archive_history(k),
     "get_archived_history": lambda s, k: s.get_archived_history(k),
+    "get_awaited_steps": lambda s, k: s.get_awaited_steps(k),
     "cleanup_instance_subscriptions": lambda s, k: s.cleanup_instance_subscriptions(k),
 }
 """Every text argument that names something."""
