@@ -220,7 +220,7 @@ async def test_a_lost_lock_cannot_be_refreshed(harness: Harness, storage: SQLSto
             await acquired(storage, instance_id, "worker-1")
         case "finished":
             await storage.update_instance_output(instance_id, "{}")
-        case "anothers":
+        case "somebody else's":
             worker_id = "worker-2"
         case "gone":
             await storage.conn().execute("DELETE FROM workflow_instances")
