@@ -20,6 +20,13 @@ from tests.harness import Harness, history_of
 BROADCAST, COMPETING, DIRECT = ChannelMode.BROADCAST, ChannelMode.COMPETING, ChannelMode.DIRECT
 
 
+async def another(harness: Harness) -> SQLStorage:
+    """A second storage on the same database that is connected already, so that rivals really meet."""
+    storage = await harness.open()
+    await storage.current_time()
+    return storage
+
+
 async def publish(storage: SQLStorage, data: str | bytes = "1", channel: str = "orders") -> int:
     """A new message of ours; its number."""
     number = await storage.publish_to_channel(channel, data)

@@ -22,6 +22,7 @@ from tests.conformance.arrange import (
     BROADCAST,
     COMPETING,
     DIRECT,
+    another,
     data_pending,
     deliver,
     is_blocked,
@@ -183,7 +184,7 @@ async def test_many_messages_are_published_all_or_none(storage: SQLStorage) -> N
 async def test_publishers_lock_channels_in_the_order_of_their_names_and_never_each_other(
     harness: Harness, storage: SQLStorage
 ) -> None:
-    rival, third = await harness.open(), await harness.open()
+    rival, third = await another(harness), await another(harness)
     async with storage.transaction():
         await publish(storage, "1", "a")
         many = asyncio.create_task(
@@ -198,7 +199,7 @@ async def test_publishers_lock_channels_in_the_order_of_their_names_and_never_ea
 async def test_a_message_published_in_a_transaction_appears_with_its_commit(
     harness: Harness, storage: SQLStorage
 ) -> None:
-    reader = await harness.open()
+    reader = await another(harness)
     async with storage.transaction():
         await publish(storage, "1")
         assert await reader.get_pending_channel_messages("orders") == []
@@ -220,7 +221,7 @@ async def test_a_rolled_back_message_was_never_there(storage: SQLStorage) -> Non
 async def test_a_number_never_becomes_visible_after_a_larger_one(
     harness: Harness, storage: SQLStorage, first_commits: bool
 ) -> None:
-    rival, reader = await harness.open(), await harness.open()
+    rival, reader = await another(harness), await another(harness)
     await storage.begin_transaction()
     await storage.publish_to_channel("orders", '"first"')
     second = asyncio.create_task(rival.publish_to_channel("orders", '"second"'))
@@ -238,7 +239,7 @@ async def test_a_number_never_becomes_visible_after_a_larger_one(
 async def test_publishers_of_different_channels_do_not_wait_for_each_other(
     harness: Harness, storage: SQLStorage
 ) -> None:
-    rival = await harness.open()
+    rival = await another(harness)
     async with storage.transaction():
         await publish(storage, "1")
         async with asyncio.timeout(5):
@@ -345,7 +346,7 @@ async def test_rivals_for_the_mode_of_a_channel_are_decided_by_the_commit(
     harness: Harness, storage: SQLStorage, first_commits: bool
 ) -> None:
     first, second = await harness.instance(storage), await harness.instance(storage)
-    rival = await harness.open()
+    rival = await another(harness)
     await storage.begin_transaction()
     await storage.subscribe_to_channel(first, "orders", BROADCAST)
     late = asyncio.create_task(rival.subscribe_to_channel(second, "orders", COMPETING))
@@ -495,7 +496,7 @@ async def test_a_claim_names_the_message_by_its_uuid(harness: Harness, storage: 
 
 async def test_rivals_for_a_claim_are_decided_by_the_database(harness: Harness, storage: SQLStorage) -> None:
     instances = [await subscriber(harness, storage, mode=COMPETING) for _ in range(6)]
-    storages = [storage, await harness.open()]
+    storages = [storage, await another(harness)]
     number = await publish(storage)
 
     won = await asyncio.gather(

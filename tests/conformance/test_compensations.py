@@ -13,6 +13,7 @@ from romancy.storage import (
     PayloadTooLargeError,
     SQLStorage,
 )
+from tests.conformance.arrange import another
 from tests.harness import Harness
 
 
@@ -74,7 +75,7 @@ async def test_a_step_is_compensated_once(harness: Harness, storage: SQLStorage)
 
 async def test_rivals_push_a_step_once(harness: Harness, storage: SQLStorage) -> None:
     instance_id = await harness.instance(storage)
-    storages = [storage, await harness.open()]
+    storages = [storage, await another(harness)]
 
     await asyncio.gather(*(push(storages[n % 2], instance_id, "charge:1") for n in range(6)))
 

@@ -11,6 +11,7 @@ from romancy.storage import (
     SQLStorage,
     WorkflowStatus,
 )
+from tests.conformance.arrange import another
 from tests.conformance.neighbours import neighbour, row
 from tests.harness import Harness
 
@@ -38,7 +39,7 @@ async def test_joining_twice_is_joining_once(harness: Harness, storage: SQLStora
 
 async def test_rivals_join_once(harness: Harness, storage: SQLStorage) -> None:
     instance_id = await harness.instance(storage)
-    storages = [storage, await harness.open()]
+    storages = [storage, await another(harness)]
 
     await asyncio.gather(*(storages[n % 2].join_group(instance_id, "riders") for n in range(6)))
 

@@ -10,6 +10,7 @@ from romancy.storage import ChannelDeliveryResult, SQLStorage, TimerSubscription
 from tests.conformance.arrange import (
     BROADCAST,
     COMPETING,
+    another,
     data_pending,
     deliver,
     found,
@@ -356,7 +357,7 @@ async def test_our_own_numbers_never_come_late(harness: Harness, storage: SQLSto
 @pytest.mark.databases("postgres", "mariadb", "mysql")
 async def test_a_neighbours_slow_commit_loses_no_message(harness: Harness, storage: SQLStorage) -> None:
     instance_id = await waiter(harness, storage)
-    slow = await harness.open()
+    slow = await another(harness)
     async with slow.transaction():
         await neighbour_publishes(slow, data="1")
         await publish(storage, "2")
@@ -433,7 +434,7 @@ async def test_a_message_that_a_neighbour_is_taking_is_not_given_to_ours(
     await neighbour(storage, "e1")
     name = await neighbour_publishes(storage, data="1")
     await publish(storage, "2")
-    other = await harness.open()
+    other = await another(harness)
     await other.begin_transaction()
     await other.conn().execute(
         "INSERT INTO channel_message_claims (message_id, instance_id) VALUES (:name, 'e1')", name=name

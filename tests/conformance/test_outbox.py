@@ -15,6 +15,7 @@ from romancy.storage import (
     PayloadTooLargeError,
     SQLStorage,
 )
+from tests.conformance.arrange import another
 from tests.conformance.neighbours import row
 from tests.harness import Harness, contents
 
@@ -101,7 +102,7 @@ async def test_an_event_leaves_with_its_transaction_or_not_at_all(harness: Harne
     async with storage.transaction():
         await add(storage, "later")
 
-    assert await lease(await harness.open()) == ["later"]
+    assert await lease(await another(harness)) == ["later"]
 
 
 # Leasing.
@@ -135,7 +136,7 @@ async def test_a_leased_event_is_nobody_elses_until_the_lease_ends(harness: Harn
 
 
 async def test_rivals_never_lease_the_same_event(harness: Harness, storage: SQLStorage) -> None:
-    storages = [storage, await harness.open(), await harness.open()]
+    storages = [storage, await another(harness), await another(harness)]
     names = [f"e{n:02}" for n in range(30)]
     await add(storage, *names)
 
@@ -148,7 +149,7 @@ async def test_rivals_never_lease_the_same_event(harness: Harness, storage: SQLS
 
 @pytest.mark.databases("postgres", "mariadb", "mysql")
 async def test_a_relayer_passes_over_what_another_is_leasing(harness: Harness, storage: SQLStorage) -> None:
-    rival = await harness.open()
+    rival = await another(harness)
     await add(storage, "e1", "e2", "e3")
     async with storage.transaction():
         assert await lease(storage, 1) == ["e1"]

@@ -15,7 +15,7 @@ from romancy.storage import (
     OutboxEvent,
     SQLStorage,
 )
-from tests.conformance.arrange import BROADCAST, Crash, crash_before_statement
+from tests.conformance.arrange import BROADCAST, Crash, another, crash_before_statement
 from tests.harness import Harness, contents, history_of, step
 
 Effect = Callable[[SQLStorage, str, Lock | None, HistoryEvent | None], Awaitable[object]]
@@ -143,7 +143,7 @@ async def test_a_record_that_cannot_be_written_prevents_the_effect(
 
 async def test_rivals_have_one_effect(harness: Harness, storage: SQLStorage) -> None:
     lock = await ready(harness, storage)
-    storages = [storage, await harness.open()]
+    storages = [storage, await another(harness)]
 
     outcomes = await asyncio.gather(
         *(

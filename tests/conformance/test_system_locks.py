@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from romancy.storage import InvalidKeyError, SQLStorage
+from tests.conformance.arrange import another
 from tests.conformance.neighbours import row
 from tests.harness import Harness
 
@@ -38,7 +39,7 @@ async def test_an_expired_lock_goes_to_whoever_asks_first(harness: Harness, stor
 
 @pytest.mark.parametrize("expired", [False, True])
 async def test_rivals_never_own_it_together(harness: Harness, storage: SQLStorage, expired: bool) -> None:
-    storages = [storage, await harness.open(), await harness.open()]
+    storages = [storage, await another(harness), await another(harness)]
     if expired:
         await take(storage, "sweeper", "worker-0", 1)
         harness.advance(seconds=2)
@@ -112,4 +113,4 @@ async def test_a_lock_taken_in_a_rolled_back_transaction_was_not_taken(harness: 
             assert await take(storage, "sweeper", "worker-1", 30)
             raise KeyError
 
-    assert await take(await harness.open(), "sweeper", "worker-2", 30)
+    assert await take(await another(harness), "sweeper", "worker-2", 30)

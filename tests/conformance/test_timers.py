@@ -16,7 +16,7 @@ from romancy.storage import (
     TimerSubscription,
     WorkflowStatus,
 )
-from tests.conformance.arrange import Crash, crash_before_statement, lock_of, status_of
+from tests.conformance.arrange import Crash, another, crash_before_statement, lock_of, status_of
 from tests.harness import Harness, contents, history_of
 
 FREE = (None, None, None)
@@ -84,7 +84,7 @@ async def test_a_fired_timer_is_recorded_and_wakes_the_instance(
 
 async def test_rivals_fire_a_timer_once(harness: Harness, storage: SQLStorage) -> None:
     timer = await sleeper(harness, storage, 10)
-    storages = [storage, await harness.open(), await harness.open()]
+    storages = [storage, await another(harness), await another(harness)]
     harness.advance(seconds=11)
 
     fired = await asyncio.gather(*(storages[n % 3].fire_timer(timer, worker_id=f"worker-{n}") for n in range(6)))
