@@ -1,5 +1,7 @@
 """Whether a storage that has nothing to do holds nothing."""
 
+import asyncio
+
 from romancy.storage import PostgresStorage, SQLStorage
 from romancy.storage.sql.runners.server import ServerRunner
 from romancy.storage.sql.runners.sqlite import SQLiteRunner
@@ -11,6 +13,10 @@ async def assert_nothing_is_held(storage: SQLStorage) -> None:
     if isinstance(storage, PostgresStorage):
         await storage._notifier.finish()  # it borrows a connection to tell what was committed
     if isinstance(runner, SQLiteRunner):
+        for _ in range(100):  # the writer answers, and only then puts things away
+            if runner._session is None:
+                break
+            await asyncio.sleep(0.01)
         assert runner._queue.empty()
         assert runner._session is None
         assert runner._writer is None or not runner._writer.in_transaction
