@@ -534,6 +534,22 @@ async def test_what_is_gone_cannot_be_claimed(harness: Harness, storage: SQLStor
         await storage.claim_channel_message(number, "nobody")
 
 
+@pytest.mark.parametrize("commits", [True, False])
+async def test_a_message_that_is_just_being_deleted_is_claimed_only_if_it_stays(
+    harness: Harness, storage: SQLStorage, commits: bool
+) -> None:
+    lock = await subscriber(harness, storage, mode=COMPETING)
+    number = await publish(storage)
+    other = await another(harness)
+    await other.begin_transaction()
+    await other.delete_channel_message(number)
+    claiming = asyncio.create_task(storage.claim_channel_message(number, lock.instance_id))
+    assert await is_blocked(claiming)
+    await (other.commit_transaction() if commits else other.rollback_transaction())
+
+    assert await claiming != commits
+
+
 async def test_deleting_a_message_takes_its_claim_along_and_can_be_repeated(
     harness: Harness, storage: SQLStorage
 ) -> None:

@@ -136,6 +136,13 @@ class Channels(Ending):
 
     _message_name = sql("SELECT channel, message_id FROM channel_messages WHERE id = {any_id:message_id}")
 
+    # Keeps another framework's claim out, that is, its foreign key: this looks at the index of message_id (InnoDB lets
+    # it pass if we come by id) and gives way to FOR UPDATE only (PostgreSQL).
+    _lock_message = sql(
+        "SELECT id FROM channel_messages WHERE message_id = :message_name {for_update}",
+        postgres="SELECT id FROM channel_messages WHERE message_id = :message_name FOR UPDATE",
+    )
+
     _claim_owner = sql("""
         SELECT k.instance_id, i.status FROM channel_message_claims k
           LEFT JOIN workflow_instances i ON i.instance_id = k.instance_id AND i.status NOT IN {finished}
@@ -312,13 +319,13 @@ class Channels(Ending):
             return False
         channel, name = found
         await self._hold_channel(channel)
+        if await self._lock_message.one(message_name=name) is None:
+            return False
         owner = await self._claim_owner.one(message_name=name)
         if owner is not None:
             if owner[1] is not None:
                 return False
             await self._unclaim.run(message_name=name)
-        if await self._message_name.one(message_id=message_id) is None:
-            return False
         return bool(await self._claim.run(message_name=name, instance_id=instance_id))
 
     @operation(idempotent=True)

@@ -96,13 +96,6 @@ class Delivery(Channels, Timers):
         INSERT INTO romancy_receipts (instance_id, message_id) VALUES (:instance_id, :message_id)
         {on_conflict_do_nothing:instance_id, message_id}""")
 
-    # Keeps another framework's claim out, that is, its foreign key: this looks at the index of message_id (InnoDB lets
-    # it pass if we come by id) and gives way to FOR UPDATE only (PostgreSQL).
-    _lock_message = sql(
-        "SELECT id FROM channel_messages WHERE message_id = :message_name {for_update}",
-        postgres="SELECT id FROM channel_messages WHERE message_id = :message_name FOR UPDATE",
-    )
-
     _waiting_subscribers = sql(
         """
         SELECT instance_id, channel, mode, id, cursor_message_id, activity_id, timeout_at, subscribed_at FROM (
