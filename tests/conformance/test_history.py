@@ -396,3 +396,12 @@ async def test_cleaning_up_removes_all_that_an_instance_waits_for_or_belongs_to(
         assert tables[table] == []
     # Nothing is left that could wake it: it runs again instead of waiting for ever.
     assert [found.instance_id for found in await storage.find_resumable_workflows()] == [instance_id]
+
+
+async def test_a_later_acquisition_may_not_repeat_a_step(harness: Harness, storage: SQLStorage) -> None:
+    first = await harness.locked(storage)
+    await storage.append_history(step(first.instance_id), lock=first)
+    await storage.release_lock(first.instance_id, "worker-1", lock=first)
+    second = await storage.try_acquire_lock(first.instance_id, "worker-1", 30)
+    with pytest.raises(HistoryConflictError):
+        await storage.append_history(step(first.instance_id), lock=second)

@@ -29,9 +29,13 @@ from ..storage import (
     Lock,
     LockLostError,
     NotSubscribedError,
+    OutcomeUnknownError,
+    PayloadTooLargeError,
     SQLStorage,
+    StorageClosedError,
     StorageError,
     TimerSubscription,
+    TransientStorageError,
     WorkflowInstance,
     WorkflowStatus,
 )
@@ -43,6 +47,15 @@ from .steps import Kind, Step, step_id
 LIFE = ("workflow_failed", "workflow_cancelled")
 COMPENSATION = "compensation:"
 _POLL_SEC = 0.5
+
+INFRASTRUCTURE = (
+    LockLostError,
+    NonDeterminismError,
+    OutcomeUnknownError,
+    StorageClosedError,
+    TransientStorageError,
+)
+"""Errors that are never the workflow's, even if its body lets them pass."""
 
 
 class Ending(Enum):
@@ -97,6 +110,8 @@ class Run:
         self._pending: dict[str, Step] = {}
         self._new: deque[Step] = deque()
         self._doing: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        """Attempts that were given up and have yet to end."""
         self._withdrawn: set[str] = set()
         self._registered: set[str] = set()
         """The waits that the database has of this instance."""
@@ -343,10 +358,15 @@ class Run:
                 output = self._encode_result(root.result())
             except RomancyError as unstorable:
                 return await self._fail(unstorable)
-            async with self._writing:
-                await self.storage.update_instance_output(self.instance_id, f'{{"result": {output}}}', lock=self.lock)
+            try:
+                async with self._writing:
+                    await self.storage.update_instance_output(
+                        self.instance_id, f'{{"result": {output}}}', lock=self.lock
+                    )
+            except PayloadTooLargeError as too_large:
+                return await self._fail(too_large)
             return Ending.FINISHED
-        if isinstance(error, StorageError | NonDeterminismError):
+        if isinstance(error, INFRASTRUCTURE):
             raise error
         return await self._fail(error or asyncio.CancelledError("the workflow's body cancelled itself"))
 
@@ -370,7 +390,7 @@ class Run:
 
     async def _stop_doing(self) -> None:
         """End running attempts and wait for their end: nothing of this run goes on behind its back."""
-        doing = list(self._doing.values())
+        doing = [*self._doing.values(), *self._ending]
         for task in doing:
             task.cancel()
         if doing:
@@ -425,6 +445,8 @@ class Run:
         doing = self._doing.pop(step.id, None)
         if doing is not None:
             doing.cancel()
+            self._ending.add(doing)
+            doing.add_done_callback(self._ending.discard)
 
     def start_timer(self, delay_sec: float, fire: Callable[[], None]) -> Callable[[], None]:
         timer_id = self.next_step_id("timer")

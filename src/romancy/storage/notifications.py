@@ -101,11 +101,16 @@ class PostgresListener(Listener):
             self._connection.terminate()
 
     async def _connect(self) -> None:
-        self._connection = await self._postgres.connect_raw()
+        connection = await self._postgres.connect_raw()
         self._closed = asyncio.Event()
-        self._connection.add_termination_listener(self._on_termination)
-        for topic in sorted(self._topics):
-            await self._connection.add_listener(topic, self._on_notify)
+        try:
+            connection.add_termination_listener(self._on_termination)
+            for topic in sorted(self._topics):
+                await connection.add_listener(topic, self._on_notify)
+        except BaseException:
+            connection.terminate()
+            raise
+        self._connection = connection
 
     async def _stay_connected(self) -> None:
         while True:

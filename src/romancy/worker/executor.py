@@ -76,11 +76,13 @@ class Executor:
         self._on_due = on_due
         self._executions: dict[str, Execution] = {}
         self._tries: dict[str, int] = {}
+        self.reserved = 0
+        """Places kept for instances that are just being created."""
 
     @property
     def busy(self) -> int:
         """How many instances are running."""
-        return len(self._executions)
+        return len(self._executions) + self.reserved
 
     @property
     def locks(self) -> list[Lock]:

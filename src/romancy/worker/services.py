@@ -105,16 +105,21 @@ class Resumer(Service):
         room = self._settings.concurrency - self._executor.busy
         if room <= 0 or not self._names:
             return False
-        claims = await self._storage.claim_resumable_workflows(
-            self._worker_id,
-            self._settings.lock_timeout_sec,
-            min(room, _BATCH),
-            workflow_names=self._names,
-            owner_service=self._owner,
-        )
+        wanted = min(room, _BATCH)
+        self._executor.reserved += wanted  # so that an instance started meanwhile does not take the same place
+        try:
+            claims = await self._storage.claim_resumable_workflows(
+                self._worker_id,
+                self._settings.lock_timeout_sec,
+                wanted,
+                workflow_names=self._names,
+                owner_service=self._owner,
+            )
+        finally:
+            self._executor.reserved -= wanted
         for instance, lock in claims:
             self._executor.start(instance, lock)
-        return len(claims) == min(room, _BATCH)
+        return len(claims) == wanted
 
 
 class Heart(Service):

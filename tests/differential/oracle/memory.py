@@ -89,6 +89,7 @@ class Memory:
         self.definitions: dict[Key, None] = {}
         self.instances: dict[str, Instance] = {}
         self.history: dict[Key, HistoryEvent] = {}
+        self.recorded_under: dict[int | None, int] = {}
         self.archive: list[ArchivedHistoryEvent] = []
         self.compensations: list[CompensationEntry] = []
         self.timers: dict[Key, TimerSubscription] = {}
@@ -198,6 +199,7 @@ class Memory:
 
     def _record_event(self, event: HistoryEvent) -> HistoryEvent:
         recorded = replace(event, id=self._id(), created_at=event.created_at or self.now)
+        self.recorded_under.pop(recorded.id, None)
         self.history[event.instance_id, event.activity_id] = recorded
         return recorded
 

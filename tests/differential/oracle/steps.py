@@ -30,13 +30,17 @@ class Steps(Memory):
         self._hold(event.instance_id, lock)
         recorded = self.history.get((event.instance_id, event.activity_id))
         if recorded is None:
-            return Appended(self._record_event(event).id or 0, already_recorded=False)
+            history_id = self._record_event(event).id or 0
+            if lock is not None:
+                self.recorded_under[history_id] = lock.token
+            return Appended(history_id, already_recorded=False)
         same = (event.event_type, event.event_data, event.event_data_binary) == (
             recorded.event_type,
             recorded.event_data,
             recorded.event_data_binary,
         )
-        if lock is not None and same and not self.in_transaction:
+        repeated = lock is not None and self.recorded_under.get(recorded.id or 0) == lock.token
+        if repeated and same and not self.in_transaction:
             return Appended(recorded.id or 0, already_recorded=True)
         raise HistoryConflictError(recorded)
 

@@ -19,9 +19,10 @@ class History(Manager):
     # the lock commits.
     _append_fenced = sql("""
         INSERT INTO workflow_history
-               (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
+               (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at,
+                lock_token)
         SELECT i.instance_id, :activity_id, :event_type, :data_type, :event_data, :event_data_binary,
-               COALESCE(:created_at, {now})
+               COALESCE(:created_at, {now}), i.lock_token
           FROM workflow_instances i
          WHERE i.instance_id = :instance_id AND {lock_is_ours}
         {for_share}
@@ -42,6 +43,8 @@ class History(Manager):
     _owner = sql("""
         SELECT CASE WHEN {lock_is_ours} THEN 1 ELSE 0 END
           FROM workflow_instances i WHERE i.instance_id = :instance_id""")
+
+    _recorded_under = sql("SELECT lock_token FROM workflow_history WHERE id = :history_id")
 
     _exists = sql("SELECT 1 FROM workflow_instances WHERE instance_id = :instance_id")
 
@@ -98,9 +101,11 @@ class History(Manager):
         if recorded_id is not None:
             return Appended(recorded_id, already_recorded=False)
         recorded = await self._why_not_appended(event, lock)
-        if lock is not None and not strict and same_record(recorded, event) and recorded.id is not None:
-            return Appended(recorded.id, already_recorded=True)
-        raise HistoryConflictError(recorded)
+        if lock is None or strict or recorded.id is None or not same_record(recorded, event):
+            raise HistoryConflictError(recorded)
+        if await self._recorded_under.value(history_id=recorded.id) != lock.token:
+            raise HistoryConflictError(recorded)
+        return Appended(recorded.id, already_recorded=True)
 
     async def _why_not_appended(self, event: HistoryEvent, lock: Lock | None) -> HistoryEvent:
         """Nothing was written: say whether the instance, the lock or the place was missing."""

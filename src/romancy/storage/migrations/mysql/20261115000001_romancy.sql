@@ -10,6 +10,10 @@ ALTER TABLE workflow_instances
     ADD COLUMN parked_reason LONGTEXT,
     ADD COLUMN finished_at DATETIME(6);
 
+-- Which acquisition of the lock recorded a step: only that one may repeat it.
+ALTER TABLE workflow_history
+    ADD COLUMN lock_token BIGINT;
+
 ALTER TABLE workflow_history_archive
     ADD COLUMN original_id BIGINT;
 
@@ -81,6 +85,8 @@ ALTER TABLE workflow_instances
     DROP COLUMN parked_until,
     DROP COLUMN parked_reason,
     DROP COLUMN finished_at;
+ALTER TABLE workflow_history
+    DROP COLUMN lock_token;
 ALTER TABLE workflow_history_archive
     DROP COLUMN original_id;
 ALTER TABLE outbox_events

@@ -8,6 +8,9 @@ ALTER TABLE workflow_instances ADD COLUMN parked_until TIMESTAMP(6);
 ALTER TABLE workflow_instances ADD COLUMN parked_reason TEXT;
 ALTER TABLE workflow_instances ADD COLUMN finished_at TIMESTAMP(6);
 
+-- Which acquisition of the lock recorded a step: only that one may repeat it.
+ALTER TABLE workflow_history ADD COLUMN lock_token BIGINT;
+
 ALTER TABLE workflow_history_archive ADD COLUMN original_id BIGINT;
 
 ALTER TABLE outbox_events ADD COLUMN lease_owner VARCHAR(255) COLLATE {collation};
@@ -96,6 +99,7 @@ ALTER TABLE workflow_instances DROP COLUMN suspended_from;
 ALTER TABLE workflow_instances DROP COLUMN parked_until;
 ALTER TABLE workflow_instances DROP COLUMN parked_reason;
 ALTER TABLE workflow_instances DROP COLUMN finished_at;
+ALTER TABLE workflow_history DROP COLUMN lock_token;
 ALTER TABLE workflow_history_archive DROP COLUMN original_id;
 ALTER TABLE outbox_events DROP COLUMN lease_owner;
 ALTER TABLE outbox_events DROP COLUMN lease_until;
