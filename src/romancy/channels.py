@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import Any, cast
 
@@ -49,12 +50,17 @@ async def unsubscribe(channel: str) -> None:
 
 async def receive(channel: str, *, timeout: timedelta | float | None = None) -> Message:
     """Wait for the channel's next message; ReceiveTimeoutError when none comes in time."""
+    return await receiving(channel, timeout)
+
+
+def receiving(channel: str, timeout: timedelta | float | None) -> asyncio.Future[Message]:
+    """The channel's next message; cancelled, it leaves the message to the next receive."""
     run = current_run("receive")
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     timeout_at = None if seconds is None else run.now() + timedelta(seconds=seconds)
     step_id = run.next_step_id(f"receive_{channel}"[:100].replace("#", "_").replace("/", "_"))
     wait = ChannelWait(channel=channel, activity_id=step_id, timeout_at=timeout_at)
-    return cast(Message, await run.ask(Kind.RECEIVE, "receive", step_id, wait=wait).future)
+    return run.ask(Kind.RECEIVE, "receive", step_id, wait=wait).future
 
 
 async def receive_direct(channel: str = DIRECT, *, timeout: timedelta | float | None = None) -> Message:

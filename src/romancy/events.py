@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -9,11 +10,14 @@ from uuid import uuid4
 
 import msgspec
 
-from .channels import receive, subscribe
+from .channels import receiving
 from .engine.ambient import CURRENT_ACTIVITY, current_run
-from .engine.calls import call
+from .engine.calls import Record, call
+from .engine.run import Run
+from .engine.steps import Message
 from .serialization import encode
-from .storage import OutboxEvent
+from .storage import ChannelMode, OutboxEvent
+from .storage.sql.checks import LONGEST_KEY
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -61,12 +65,17 @@ def _event(event_type: str, data: Any, source: str, event_id: str | None) -> Out
 
 
 async def wait_event(event_type: str, *, timeout: timedelta | float | None = None) -> Event:
-    """Wait for the next event of a type; those that arrive after the first wait for it are not missed."""
+    """Wait for the next event of a type; ReceiveTimeoutError when none comes in time.
+
+    Events for everybody count from the first wait for their type on, events for this instance alone from ever.
+    """
     run = current_run("wait_event")
+    direct = f"{event_type}:{run.instance_id}"
+    channels = [event_type, direct] if len(direct) <= LONGEST_KEY else [event_type]
     if event_type not in run.event_types:
         run.event_types.add(event_type)
-        await subscribe(event_type)
-    message = await receive(event_type, timeout=timeout)
+        await _subscribe(run, event_type, direct=direct in channels)
+    message = await _first_of(channels, timeout)
     about = message.metadata
     return Event(
         type=str(about.get("ce_type", event_type)),
@@ -75,3 +84,27 @@ async def wait_event(event_type: str, *, timeout: timedelta | float | None = Non
         id=str(about.get("ce_id", message.id)),
         attributes=about,
     )
+
+
+async def _subscribe(run: Run, event_type: str, *, direct: bool) -> None:
+    """Hear of events of a type: those for everybody, and those for this instance alone."""
+
+    async def both(record: Record) -> None:
+        async with run.storage.transaction():
+            await run.storage.subscribe_to_channel(
+                run.instance_id, event_type, ChannelMode.BROADCAST, lock=run.lock, record=record("null")
+            )
+            if direct:
+                await run.storage.subscribe_to_channel(run.instance_id, event_type, ChannelMode.DIRECT, lock=run.lock)
+
+    await call("wait_event", {"type": event_type}, both)
+
+
+async def _first_of(channels: list[str], timeout: timedelta | float | None) -> Message:
+    waiting = [receiving(channel, timeout) for channel in channels]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        return next(future for future in waiting if future.done()).result()
+    finally:
+        for future in waiting:
+            future.cancel()

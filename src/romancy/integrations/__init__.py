@@ -1,0 +1,1 @@
+"""Where romancy meets other systems: events coming in over HTTP, traces and metrics going out."""
