@@ -51,7 +51,7 @@ async def outcome(storage: SQLStorage, app: App, instance: str, key: str) -> End
         assert await conn.fetch_value(f"SELECT COUNT(*) FROM {table}") == 0, f"{table} has rows of finished instances"
     return Ended(
         result=result,
-        state=await app.handle(instance).state(),
+        state=await storage.get_instance_state(instance),
         steps=tuple(sorted(normal(row[0], key) for row in steps if "#" not in row[0])),
         effects=frozenset(EFFECTS[key]),
         transfers=tuple(row[0] for row in moved),
@@ -73,7 +73,7 @@ async def run_with(
     await app.__aenter__()
     saboteur = Saboteur(app.storage, helper, strike_at, how)
     starting = asyncio.create_task(app.start(workflow, key, id=key))
-    finishing = asyncio.create_task(finished(app, key, starting))
+    finishing = asyncio.create_task(finished(app, helper, key, starting))
     await asyncio.wait({finishing, asyncio.create_task(saboteur.dead.wait())}, return_when=asyncio.FIRST_COMPLETED)
     if not saboteur.dead.is_set():
         try:
@@ -90,8 +90,10 @@ async def run_with(
         return await outcome(helper, heir, key, key), saboteur
 
 
-async def finished(app: App, key: str, starting: "asyncio.Task[object]") -> None:
+async def finished(app: App, helper: SQLStorage, key: str, starting: "asyncio.Task[object]") -> None:
     await asyncio.wait({starting})
+    if starting.exception() is not None:
+        await expire_locks(helper)  # the instance may be there, with a lock that nobody knows of
     try:
         await app.handle(key).result(20)
     except WorkflowFailedError:
