@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -59,7 +59,8 @@ async def running(directory: Path, *arguments: str) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):  # it may have ended by itself
+            process.kill()
         await process.wait()
 
 
