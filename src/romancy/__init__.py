@@ -48,6 +48,7 @@ from .errors import (
     WorkflowMismatchError,
 )
 from .events import Event, emit, wait_event
+from .hooks import Hooks, StepEvent, WorkflowEvent
 from .retry import NO_RETRY, Retry
 from .state import set_state
 from .timers import sleep, sleep_until
@@ -64,6 +65,7 @@ __all__ = [
     "ChildHandle",
     "DuplicateNameError",
     "Event",
+    "Hooks",
     "InActivityError",
     "Message",
     "NonDeterminismError",
@@ -73,10 +75,12 @@ __all__ = [
     "RomancyError",
     "SerializationError",
     "Settings",
+    "StepEvent",
     "TerminalError",
     "UnknownWorkflowError",
     "Workflow",
     "WorkflowCancelledError",
+    "WorkflowEvent",
     "WorkflowFailedError",
     "WorkflowHandle",
     "WorkflowMismatchError",

@@ -108,7 +108,8 @@ class Activity(Generic[P, T]):
             return
         await self._register_compensation(run, step)
         while True:
-            error = await self._attempt(run, step, attempt)
+            with run.watch(step, attempt) as watched:
+                watched.error = error = await self._attempt(run, step, attempt)
             if error is None:
                 return
             if not self.retry.allows(error, attempt, (run.now() - first_at).total_seconds()):

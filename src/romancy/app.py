@@ -19,6 +19,7 @@ from .errors import (
     WorkflowFailedError,
     WorkflowMismatchError,
 )
+from .hooks import Hooks, Observers
 from .notices import hear
 from .outbox import Publisher, Relayer
 from .serialization import Signature, StoredError, decode
@@ -133,6 +134,7 @@ class App:
         service: str | None = None,
         settings: Settings | None = None,
         outbox: Publisher | None = None,
+        hooks: Iterable[Hooks] = (),
         **storage_options: Any,
     ) -> None:
         self.storage: SQLStorage = open_storage(url, **storage_options)
@@ -143,6 +145,7 @@ class App:
         self._settings = settings or Settings()
         self._wants_worker = worker
         self._publisher = outbox
+        self._observers = Observers(hooks)
         self._relaying: asyncio.Task[None] | None = None
         self.worker: Worker | None = None
         self._waiting: dict[str, set[asyncio.Event]] = {}
@@ -152,7 +155,7 @@ class App:
         await self.storage.initialize()
         self._listening = asyncio.create_task(hear(self.storage, self._on_hint))
         if self._wants_worker:
-            self.worker = Worker(self.storage, self.workflows, self._settings, self._service)
+            self.worker = Worker(self.storage, self.workflows, self._settings, self._service, self._observers)
             await self.worker.start()
         if self._publisher is not None:
             self._relayer = Relayer(self.storage, self._publisher, poll_sec=self._settings.poll_sec)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,8 @@ import msgspec
 from .engine.ambient import CURRENT_ACTIVITY, ActivityContext, current_run
 from .engine.calls import call
 from .errors import RomancyError
+from .hooks import NOBODY, Observers, WatchedStep
+from .logs import about, log
 from .retry import Retry
 from .serialization import Signature, encode, home, locate
 from .storage import (
@@ -23,8 +24,6 @@ from .storage import (
     SQLStorage,
     WorkflowStatus,
 )
-
-log = logging.getLogger("romancy")
 
 COMPENSATION_RETRY = Retry(max_attempts=8, initial_sec=0.5, longest_sec=30.0)
 
@@ -70,20 +69,31 @@ class _Outcome(msgspec.Struct, frozen=True):
 class Compensator:
     """Undoes what an instance did, and ends it as failed or cancelled."""
 
-    def __init__(self, storage: SQLStorage, lock: Lock, retry: Retry | None = None) -> None:
+    def __init__(
+        self,
+        storage: SQLStorage,
+        lock: Lock,
+        retry: Retry | None = None,
+        *,
+        workflow_name: str = "",
+        observers: Observers = NOBODY,
+    ) -> None:
         self._storage = storage
         self._lock = lock
+        self._workflow_name = workflow_name
+        self._observers = observers
         self._retry = retry or COMPENSATION_RETRY
 
-    async def run(self) -> None:
-        """Run all compensations that are due, then end the instance; parks it when one keeps failing."""
+    async def run(self) -> WorkflowStatus | None:
+        """Run all compensations that are due, then end the instance; None if one keeps failing and it was parked."""
         instance_id = self._lock.instance_id
         for entry in await self._storage.get_compensations(instance_id):
             if not await self._compensate(entry):
-                return
+                return None
         cancelled = await self._storage.get_history_event(instance_id, "workflow_cancelled") is not None
         status = WorkflowStatus.CANCELLED if cancelled else WorkflowStatus.FAILED
         await self._storage.update_instance_status(instance_id, status, lock=self._lock)
+        return status
 
     async def _compensate(self, entry: CompensationEntry) -> bool:
         """Undo one step, once; False if that keeps failing and the instance was parked."""
@@ -95,10 +105,17 @@ class Compensator:
             return True  # it failed for good: there is nothing to undo
         attempt = 1
         while True:
-            error = await self._attempt(entry, step)
+            with self._watch(entry, done_id, attempt) as watched:
+                watched.error = error = await self._attempt(entry, step)
             if error is None:
                 break
-            log.warning("compensation %s of %s failed: %s", entry.activity_name, entry.instance_id, error)
+            log.warning(
+                "compensation %s of %s failed: %s",
+                entry.activity_name,
+                entry.instance_id,
+                error,
+                extra=about(entry.instance_id, done_id),
+            )
             if not self._retry.allows(error, attempt, 0.0):
                 await self._storage.park(
                     entry.instance_id,
@@ -110,6 +127,16 @@ class Compensator:
             attempt += 1
         await self._storage.append_history(self._executed(entry, done_id), lock=self._lock)
         return True
+
+    def _watch(self, entry: CompensationEntry, step_id: str, attempt: int) -> WatchedStep:
+        return self._observers.step(
+            instance_id=entry.instance_id,
+            workflow_name=self._workflow_name,
+            step_id=step_id,
+            name=entry.activity_name,
+            kind="compensation",
+            attempt=attempt,
+        )
 
     async def _attempt(self, entry: CompensationEntry, step: HistoryEvent | None) -> Exception | None:
         context = ActivityContext(self._storage, entry.instance_id, f"compensation:{entry.id}", 1, transactional=False)

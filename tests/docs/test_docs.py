@@ -39,6 +39,9 @@ ENGINE_PAGES = (
     "events-and-outbox.md",
     "sagas.md",
     "workers.md",
+    "state.md",
+    "cloudevents.md",
+    "observability.md",
     "cli.md",
 )
 

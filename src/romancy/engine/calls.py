@@ -54,12 +54,14 @@ async def call(function: str, arguments: dict[str, Any], perform: Perform) -> An
         return run.event(step.id, HistoryEventType.ACTIVITY_COMPLETED, data)
 
     async def make() -> None:
-        try:
-            await perform(record)
-        except THE_BODYS_FAULT as error:
-            failed = {**msgspec.structs.asdict(StoredError.of(error)), "activity_name": function}
-            failure = run.event(step.id, HistoryEventType.ACTIVITY_FAILED, encode(failed, "an error"))
-            await run.storage.append_history(failure, lock=run.lock)
+        with run.watch(step) as watched:
+            try:
+                await perform(record)
+            except THE_BODYS_FAULT as error:
+                watched.error = error
+                failed = {**msgspec.structs.asdict(StoredError.of(error)), "activity_name": function}
+                failure = run.event(step.id, HistoryEventType.ACTIVITY_FAILED, encode(failed, "an error"))
+                await run.storage.append_history(failure, lock=run.lock)
         recorded = await run.storage.get_history_event(run.instance_id, step.id)
         assert recorded is not None, "what was just recorded can be read"
         run.deliver(recorded)

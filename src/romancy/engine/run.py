@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from ..errors import NonDeterminismError, RomancyError
+from ..hooks import NOBODY, WatchedStep
 from ..serialization import Signature, StoredError, encode
 from ..storage import (
     ChannelWait,
@@ -128,6 +129,20 @@ class Run:
         self.now = clock.now
         self._history_time = (instance.started_at or clock.now()).timestamp()
         self.stopped: Ending | None = None
+        self.observers = NOBODY
+        self.outcome: tuple[WorkflowStatus, str | None] = (WorkflowStatus.COMPLETED, None)
+        """How the body ended: the status that this led to, and the type of its error."""
+
+    def watch(self, step: Step, attempt: int = 1) -> WatchedStep:
+        """Tell hooks of an attempt at a step."""
+        return self.observers.step(
+            instance_id=self.instance_id,
+            workflow_name=self.instance.workflow_name,
+            step_id=step.id,
+            name=step.name,
+            kind=str(step.kind),
+            attempt=attempt,
+        )
 
     @property
     def instance_id(self) -> str:
@@ -381,6 +396,7 @@ class Run:
             await self.storage.update_instance_status(
                 self.instance_id, status, message, output_data=output, lock=self.lock
             )
+        self.outcome = (status, stored.error_type)
         return Ending.COMPENSATE if undo else Ending.FINISHED
 
     def stop(self, ending: Ending) -> None:

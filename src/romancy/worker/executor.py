@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
@@ -13,6 +12,8 @@ from ..compensation import Compensator
 from ..engine.clock import DatabaseClock
 from ..engine.run import Ending, Run
 from ..errors import NonDeterminismError
+from ..hooks import NOBODY
+from ..logs import about, log
 from ..storage import (
     Lock,
     LockLostError,
@@ -23,8 +24,6 @@ from ..storage import (
     WorkflowStatus,
 )
 from ..workflow import Workflow
-
-log = logging.getLogger("romancy")
 
 _TRIES_BEFORE_PARKING = 5
 _LONGEST_BACKOFF_SEC = 300.0
@@ -40,6 +39,7 @@ class Execution:
         self.lock = lock
         self.run: Run | None = None
         self.task: asyncio.Task[None] | None = None
+        self.watched = NOBODY.workflow(lock.instance_id, instance.workflow_name, resumed=False)
 
     @property
     def instance_id(self) -> str:
@@ -67,6 +67,7 @@ class Executor:
         on_due: Callable[[datetime], None],
     ) -> None:
         self._storage = storage
+        self.observers = NOBODY
         self._workflows = workflows
         self._worker_id = worker_id
         self._clock = clock
@@ -115,47 +116,77 @@ class Executor:
     async def _attempt(self, execution: Execution) -> None:
         """Run until the instance rests; whatever goes wrong, its lock is given back or the instance set aside."""
         instance_id = execution.instance_id
+        self._watch(execution, resumed=execution.lock.token > 1)
         try:
             await self._until_it_rests(execution)
             self._tries.pop(instance_id, None)
         except LockLostError:
-            log.info("instance %s: the lock is another worker's now", instance_id)
+            log.info("instance %s: the lock is another worker's now", instance_id, extra=about(instance_id))
+            execution.watched.suspended("lock lost")
         except NonDeterminismError as error:
-            log.error("instance %s is parked: %s", instance_id, error)
+            log.error("instance %s is parked: %s", instance_id, error, extra=about(instance_id))
             await self._quietly(self._set_aside(execution, error, _RETRY_CODE_SEC))
         except (TransientStorageError, OutcomeUnknownError) as error:
             # The infrastructure's trouble, never the workflow's: somebody goes on when it is over.
-            log.warning("instance %s is given back: %s", instance_id, error)
+            log.warning("instance %s is given back: %s", instance_id, error, extra=about(instance_id))
             await self._give_back(execution)
         except asyncio.CancelledError:
             await self._give_back(execution)
             raise
         except Exception as error:
-            log.exception("instance %s could not be run", instance_id)
+            log.exception("instance %s could not be run", instance_id, extra=about(instance_id))
             tries = self._tries[instance_id] = self._tries.get(instance_id, 0) + 1
             pause = min(2.0**tries, _LONGEST_BACKOFF_SEC) if tries < _TRIES_BEFORE_PARKING else None
             await self._quietly(self._set_aside(execution, error, pause))
 
+    def _watch(self, execution: Execution, *, resumed: bool) -> None:
+        execution.watched = self.observers.workflow(
+            execution.instance_id, execution.instance.workflow_name, resumed=resumed
+        )
+
     async def _give_back(self, execution: Execution) -> None:
+        execution.watched.suspended("given back")
         await self._quietly(self._storage.release_lock(execution.instance_id, self._worker_id, lock=execution.lock))
 
     async def _until_it_rests(self, execution: Execution) -> None:
         while True:
             if execution.instance.status is WorkflowStatus.COMPENSATING:
-                await Compensator(self._storage, execution.lock).run()
+                await self._compensate(execution)
                 return
             match await self._advance(execution):
                 case Ending.SUSPENDED:
                     self._keep_warm(execution)
+                    execution.watched.suspended("waiting")
                     return
-                case Ending.FINISHED | Ending.LOST:
+                case Ending.FINISHED:
+                    assert execution.run is not None, "what has finished has run"
+                    execution.watched.finished(*execution.run.outcome)
                     return
-                case Ending.RECURRED | Ending.COMPENSATE:
+                case Ending.LOST:
+                    execution.watched.suspended("lock lost")
+                    return
+                case Ending.RECURRED | Ending.COMPENSATE as ending:
+                    if ending is Ending.RECURRED:
+                        execution.watched.suspended("starting over")
+                        self._watch(execution, resumed=False)
                     execution.drop_run()
                     found = await self._storage.get_instance(execution.instance_id)
                     if found is None:
                         return
                     execution.instance = found
+
+    async def _compensate(self, execution: Execution) -> None:
+        compensator = Compensator(
+            self._storage,
+            execution.lock,
+            workflow_name=execution.instance.workflow_name,
+            observers=self.observers,
+        )
+        status = await compensator.run()
+        if status is None:
+            execution.watched.parked("a compensation keeps failing")
+        else:
+            execution.watched.finished(status)
 
     async def _advance(self, execution: Execution) -> Ending:
         """Run the body as far as it gets, from memory if that is still true."""
@@ -169,6 +200,7 @@ class Executor:
         definition = self._workflows[instance.workflow_name]
         body = definition.body(instance.input_data or "{}")
         execution.run = Run(self._storage, instance, lock, body, definition.signature, self._clock)
+        execution.run.observers = self.observers
         return await execution.run.execute()
 
     def _keep_warm(self, execution: Execution) -> None:
@@ -188,6 +220,7 @@ class Executor:
         if pause_sec is not None:
             until = self._clock.now() + timedelta(seconds=pause_sec)
         reason = f"{type(error).__name__}: {error}"
+        execution.watched.parked(reason, type(error).__name__)
         await self._storage.park(execution.instance_id, reason, until=until, lock=execution.lock)
 
     @staticmethod

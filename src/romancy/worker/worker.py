@@ -12,6 +12,7 @@ from uuid import uuid4
 import msgspec
 
 from ..engine.clock import DatabaseClock
+from ..hooks import NOBODY, Observers
 from ..notices import hear
 from ..storage import Lock, SQLStorage, WorkflowInstance
 from ..storage.sql.operation import Hint
@@ -25,7 +26,12 @@ class Worker:
     """Runs the workflows of one app in this process."""
 
     def __init__(
-        self, storage: SQLStorage, workflows: Mapping[str, Workflow[Any, Any]], settings: Settings, owner: str | None
+        self,
+        storage: SQLStorage,
+        workflows: Mapping[str, Workflow[Any, Any]],
+        settings: Settings,
+        owner: str | None,
+        observers: Observers = NOBODY,
     ) -> None:
         self.id = f"{socket.gethostname()[:100]}-{os.getpid()}-{uuid4().hex[:12]}"
         self._storage = storage
@@ -41,6 +47,7 @@ class Worker:
             on_idle=lambda: self._resumer.wake(),
             on_due=lambda due: self._timekeeper.note(due),
         )
+        self.executor.observers = observers
         self._resumer = Resumer(storage, self.executor, self.id, names, owner, settings)
         self._timekeeper = Timekeeper(storage, self.clock, self.id, names, owner, settings)
         self._courier = Courier(storage, self.id, names, owner, settings)
