@@ -284,7 +284,7 @@ SCENARIOS: dict[str, Scenario] = {
     "append_history": Scenario(running, lambda s: s.append_history(recorded("a:3")), hard=True),
     "append_history with a lock": Scenario(running, lambda s: s.append_history(recorded("a:3"), lock=LOCK), hard=True),
     "append_history_many": Scenario(
-        running, lambda s: s.append_history_many([recorded(f"a:{n}") for n in range(2, 5)], lock=LOCK)
+        running, lambda s: s.append_history_many([recorded(f"a:{n}") for n in range(3, 6)], lock=LOCK)
     ),
     "register_timer_subscription": Scenario(running, register_timer),
     "register_timer_subscription_and_release_lock": Scenario(running, wait_for_timer),
