@@ -17,7 +17,7 @@ from romancy.storage import (
     WorkflowNotCancellableError,
     WorkflowStatus,
 )
-from romancy.storage.models import CANCELLABLE, FINISHED
+from romancy.storage.models import CANCELLABLE, FINISHED, WAITING
 from tests.harness import Harness, contents, history_of, step
 
 LATER = datetime(2042, 1, 1, tzinfo=UTC)
@@ -377,6 +377,42 @@ async def test_what_has_finished_or_compensates_cannot_be_cancelled(
         await storage.cancel_instance(instance_id, "late", compensate=True)
 
     assert (refused.value.instance_id, refused.value.status) == (instance_id, status)
+    assert await contents(storage) == before
+
+
+async def asleep_in_the_middle_of_compensating(harness: Harness, storage: SQLStorage) -> str:
+    lock = await harness.locked(storage, status=WorkflowStatus.COMPENSATING)
+    later = await storage.current_time() + timedelta(hours=1)
+    await storage.suspend(lock.instance_id, [TimerSubscription(lock.instance_id, "pause:1", later)], lock=lock)
+    return lock.instance_id
+
+
+@pytest.mark.parametrize("compensate", [False, True])
+async def test_what_waits_in_the_middle_of_compensating_cannot_be_cancelled(
+    harness: Harness, storage: SQLStorage, compensate: bool
+) -> None:
+    instance_id = await asleep_in_the_middle_of_compensating(harness, storage)
+    before = await contents(storage)
+
+    with pytest.raises(WorkflowNotCancellableError) as refused:
+        await storage.cancel_instance(instance_id, "late", compensate=compensate)
+
+    assert refused.value.status is WorkflowStatus.COMPENSATING
+    assert await contents(storage) == before
+
+
+@pytest.mark.parametrize("target", [WorkflowStatus.RUNNING, WorkflowStatus.COMPLETED, *WAITING])
+async def test_what_waits_in_the_middle_of_compensating_does_not_go_back_to_work(
+    harness: Harness, storage: SQLStorage, target: WorkflowStatus
+) -> None:
+    instance_id = await asleep_in_the_middle_of_compensating(harness, storage)
+    before = await contents(storage)
+
+    with pytest.raises(InvalidStatusTransitionError):
+        await storage.update_instance_status(instance_id, target)
+    with pytest.raises(InvalidStatusTransitionError):
+        await storage.update_instance_output(instance_id, "1")
+
     assert await contents(storage) == before
 
 

@@ -343,6 +343,25 @@ async def test_a_removed_timer_does_not_fire(harness: Harness, storage: SQLStora
     assert await history_of(storage, timer.instance_id) == []
 
 
+@pytest.mark.parametrize("suspended_from", [WorkflowStatus.RUNNING, WorkflowStatus.COMPENSATING])
+async def test_removing_the_last_thing_it_waits_for_lets_an_instance_run_again(
+    harness: Harness, storage: SQLStorage, suspended_from: WorkflowStatus
+) -> None:
+    lock = await harness.locked(storage, status=suspended_from)
+    later = await storage.current_time() + timedelta(hours=1)
+    timers = [TimerSubscription(lock.instance_id, name, later) for name in ("sleep:1", "sleep:2")]
+    await storage.suspend(lock.instance_id, timers, lock=lock)
+
+    await storage.remove_timer_subscription(lock.instance_id, "sleep:1")
+    assert await storage.find_resumable_workflows() == []
+    await storage.remove_timer_subscription(lock.instance_id, "sleep:2")
+
+    assert [found.instance_id for found in await storage.find_resumable_workflows()] == [lock.instance_id]
+    instance = await storage.get_instance(lock.instance_id)
+    assert instance is not None
+    assert instance.status == suspended_from
+
+
 async def test_each_timer_of_an_instance_fires_by_itself(harness: Harness, storage: SQLStorage) -> None:
     lock = await harness.locked(storage)
     now = await storage.current_time()

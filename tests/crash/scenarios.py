@@ -97,6 +97,13 @@ async def only_receiving(harness: Harness, storage: SQLStorage) -> None:
     await storage.suspend("order", [ChannelWait("news", "receive_news:1")], lock=LOCK)
 
 
+async def only_sleeping(harness: Harness, storage: SQLStorage) -> None:
+    """The order waits for one timer, and for nothing else."""
+    born = WorkflowInstance("order", "order", locked_by=LOCK.worker_id)
+    assert await storage.create_instance(born, lock_timeout_sec=100 * HOUR)
+    await storage.suspend("order", [timer(in_hours=5, now=await storage.current_time())], lock=LOCK)
+
+
 async def receivable(harness: Harness, storage: SQLStorage) -> None:
     """The order runs, and there are messages for it."""
     await running(harness, storage)
@@ -289,7 +296,7 @@ SCENARIOS: dict[str, Scenario] = {
     "register_timer_subscription": Scenario(running, register_timer),
     "register_timer_subscription_and_release_lock": Scenario(running, wait_for_timer),
     "fire_timer": Scenario(waiting, fire_timer, hard=True),
-    "remove_timer_subscription": Scenario(running, lambda s: s.remove_timer_subscription("order", "sleep")),
+    "remove_timer_subscription": Scenario(only_sleeping, lambda s: s.remove_timer_subscription("order", "sleep")),
     "add_outbox_event": Scenario(running, lambda s: s.add_outbox_event(EVENT, **STEP)),
     "get_pending_outbox_events": Scenario(
         outgoing, lambda s: s.get_pending_outbox_events(lease_sec=HOUR, owner="w"), hard=True

@@ -139,6 +139,7 @@ class InstanceManager(Protocol):
     async def cancel_instance(self, instance_id: str, reason: str, *, compensate: bool = False) -> None:
         """Cancel a running, waiting or recurred instance; else WorkflowNotCancellableError.
 
+        One that waits in the middle of compensating counts as compensating: what is left to undo must still be undone.
         With ``compensate=True`` it becomes `compensating` and keeps a live lock: its holder finds out and ends it.
         """
 
@@ -283,7 +284,7 @@ class TimerSubscriptionManager(Protocol):
         """Record TimerExpired, remove the timer and wake the instance together; False if it is not ours to fire."""
 
     async def remove_timer_subscription(self, instance_id: str, timer_id: str) -> None:
-        """Forget a timer; nothing to do when there is none."""
+        """Forget a timer, if there is one; an instance left without any wait runs again."""
 
 
 class OutboxManager(Protocol):

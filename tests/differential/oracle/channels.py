@@ -181,9 +181,8 @@ class Channels(Memory):
         ]
         for key in withdrawn:
             del self.channel_waits[key]
-        others = {key[0] for key in (*self.timers, *self.channel_waits, *self.instance_waits)}
-        if withdrawn and instance_id not in others and self.instances[instance_id].status in WAITING:
-            self._wake(instance_id, keep_lock=True)
+        if withdrawn:
+            self._wake_unless_waiting(instance_id)
 
     def deliver_channel_message(
         self, instance_id: str, message: ChannelMessage, *, lock: Lock | None = None

@@ -87,7 +87,7 @@ class Instances(Steps):
 
     def cancel_instance(self, instance_id: str, reason: str, *, compensate: bool = False) -> None:
         instance = self.instances.get(instance_id)
-        status = None if instance is None else instance.status
+        status = None if instance is None else self._standing(instance)
         if status is None or status in FINISHED or status == "compensating":
             raise WorkflowNotCancellableError(instance_id, status)
         details = f'{{"reason":"{reason}","previous_status":"{status}"}}'

@@ -170,10 +170,15 @@ class Memory:
             raise InvalidStatusTransitionError(instance.instance_id, instance.status, "waiting")
 
     def _allow(self, instance_id: str, target: WorkflowStatus, lock: Lock | None) -> None:
-        status = self._hold(instance_id, lock).status
+        status = self._standing(self._hold(instance_id, lock))
         undoing = status == "compensating" and target not in ("compensating", "failed", "cancelled")
         if status in FINISHED or target == "recurred" or undoing:
             raise InvalidStatusTransitionError(instance_id, status, target)
+
+    def _standing(self, instance: Instance) -> WorkflowStatus:
+        """Its status, but compensating if it waits for something in the middle of that."""
+        undoing = instance.status in WAITING and instance.suspended_from == "compensating"
+        return WorkflowStatus.COMPENSATING if undoing else WorkflowStatus(instance.status)
 
     def _begin_step(
         self, lock: Lock | None, record: HistoryEvent | None, instance_id: str | None = None
@@ -267,6 +272,11 @@ class Memory:
         self._change(instance_id, status=status, suspended_from=None, runnable_since=self.now)
         if not keep_lock:
             self._unlock(instance_id)
+
+    def _wake_unless_waiting(self, instance_id: str) -> None:
+        waiting = {key[0] for key in (*self.timers, *self.channel_waits, *self.instance_waits)}
+        if instance_id not in waiting and self.instances[instance_id].status in WAITING:
+            self._wake(instance_id, keep_lock=True)
 
     def _ours(
         self,

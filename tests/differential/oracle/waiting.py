@@ -164,7 +164,8 @@ class Waiting(Channels):
         return True
 
     def remove_timer_subscription(self, instance_id: str, timer_id: str) -> None:
-        self.timers.pop((instance_id, timer_id), None)
+        if self.timers.pop((instance_id, timer_id), None) is not None:
+            self._wake_unless_waiting(instance_id)
 
     def _keep_timer(self, timer: TimerSubscription) -> None:
         key = (timer.instance_id, timer.timer_id)

@@ -79,15 +79,6 @@ class Delivery(Channels, Timers):
            SET suspended_from = status, status = :status, {lock_cleared}, updated_at = {now}
          WHERE instance_id = :instance_id""")
 
-    _still_waits = sql("""
-        SELECT 1 FROM workflow_instances i
-         WHERE i.instance_id = :instance_id AND (
-               EXISTS (SELECT 1 FROM workflow_timer_subscriptions t WHERE t.instance_id = i.instance_id)
-               OR EXISTS (SELECT 1 FROM romancy_channel_waits w WHERE w.instance_id = i.instance_id)
-               OR EXISTS (SELECT 1 FROM romancy_instance_waits w WHERE w.instance_id = i.instance_id)
-               OR EXISTS (SELECT 1 FROM channel_subscriptions s
-                           WHERE s.instance_id = i.instance_id AND s.activity_id IS NOT NULL))""")
-
     _framework = sql("SELECT workflow_name, framework FROM workflow_instances WHERE instance_id = :instance_id")
 
     _origin = sql("SELECT 1 FROM channel_messages WHERE id = :message_id AND origin IS NULL")
@@ -435,11 +426,8 @@ class Delivery(Channels, Timers):
         """Withdraw the waits for a channel; an instance left without any wait runs again."""
         key = {"instance_id": instance_id, "channel": channel}
         withdrawn = await self._forget_waits_on.run(**key) + await self._forget_foreign_wait.run(**key)
-        if not withdrawn or await self._still_waits.value(instance_id=instance_id):
-            return
-        waiting = await self._hold_waiting.one(instance_id=instance_id)
-        if waiting is not None:
-            await self._wake_instance(instance_id, waiting[0], keep_lock=True)
+        if withdrawn:
+            await self._wake_unless_waiting(instance_id)
 
     @operation
     async def unsubscribe_from_channel(

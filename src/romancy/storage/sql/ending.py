@@ -97,6 +97,15 @@ class Ending(Manager):
          WHERE i.instance_id = :instance_id AND i.status IN {waiting} AND ({lock_is_free} OR i.locked_by = :worker_id)
         {for_update_skip_locked}""")
 
+    _still_waits = sql("""
+        SELECT 1 FROM workflow_instances i
+         WHERE i.instance_id = :instance_id AND (
+               EXISTS (SELECT 1 FROM workflow_timer_subscriptions t WHERE t.instance_id = i.instance_id)
+               OR EXISTS (SELECT 1 FROM romancy_channel_waits w WHERE w.instance_id = i.instance_id)
+               OR EXISTS (SELECT 1 FROM romancy_instance_waits w WHERE w.instance_id = i.instance_id)
+               OR EXISTS (SELECT 1 FROM channel_subscriptions s
+                           WHERE s.instance_id = i.instance_id AND s.activity_id IS NOT NULL))""")
+
     _wake = sql("UPDATE workflow_instances SET {woken}, {lock_cleared} WHERE instance_id = :instance_id")
 
     _wake_and_keep_lock = sql("UPDATE workflow_instances SET {woken} WHERE instance_id = :instance_id")
@@ -150,6 +159,14 @@ class Ending(Manager):
         """Make a waiting instance runnable again, with the status it was suspended from."""
         await (self._wake_and_keep_lock if keep_lock else self._wake).run(instance_id=instance_id)
         await resumable_hint(instance_id, workflow_name)
+
+    async def _wake_unless_waiting(self, instance_id: str) -> None:
+        """Let a held instance run again that nothing can wake any more; whoever has its lock keeps it."""
+        if await self._still_waits.value(instance_id=instance_id):
+            return
+        waiting = await self._hold_waiting.one(instance_id=instance_id)
+        if waiting is not None:
+            await self._wake_instance(instance_id, waiting[0], keep_lock=True)
 
     async def _now(self) -> datetime:
         """The database's clock."""

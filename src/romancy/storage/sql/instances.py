@@ -20,6 +20,7 @@ from ..models import (
     CANCELLABLE,
     FINISHED,
     RUNNABLE,
+    WAITING,
     AnyFramework,
     HistoryEvent,
     HistoryEventType,
@@ -85,6 +86,8 @@ class Instances(Ending):
            SET status = :status, output_data = COALESCE(:output_data, output_data), suspended_from = NULL,
                runnable_since = {now}, updated_at = {now}
          WHERE instance_id = :instance_id""")
+
+    _suspended_from = sql("SELECT suspended_from FROM workflow_instances WHERE instance_id = :instance_id")
 
     _set_activity = sql("""
         UPDATE workflow_instances SET current_activity_id = :activity_id, updated_at = {now}
@@ -221,10 +224,16 @@ class Instances(Ending):
     async def _allow(self, instance_id: str, target: WorkflowStatus, lock: Lock | None) -> WorkflowStatus:
         """Hold the instance if it may become `target`; the status it has."""
         check_key("instance_id", instance_id)
-        status = await self._hold_instance(instance_id, lock)
+        status = await self._standing(instance_id, await self._hold_instance(instance_id, lock))
         barred = status in FINISHED or target is WorkflowStatus.RECURRED
         if barred or (status is WorkflowStatus.COMPENSATING and target not in _AFTER_COMPENSATING):
             raise InvalidStatusTransitionError(instance_id, status, target)
+        return status
+
+    async def _standing(self, instance_id: str, status: WorkflowStatus) -> WorkflowStatus:
+        """The status of a held instance, but compensating if it only waits for something in the middle of that."""
+        if status in WAITING and await self._suspended_from.value(instance_id=instance_id) == "compensating":
+            return WorkflowStatus.COMPENSATING
         return status
 
     async def _note(self, instance_id: str, event_type: HistoryEventType, data: dict[str, Any]) -> None:
@@ -257,7 +266,7 @@ class Instances(Ending):
     async def cancel_instance(self, instance_id: str, reason: str, *, compensate: bool = False) -> None:
         check_key("instance_id", instance_id)
         held = await self._hold.one(instance_id=instance_id)
-        status = None if held is None else WorkflowStatus(held[0])
+        status = None if held is None else await self._standing(instance_id, WorkflowStatus(held[0]))
         if status not in CANCELLABLE:
             raise WorkflowNotCancellableError(instance_id, status)
         details = {"reason": plain_text(reason), "previous_status": status}

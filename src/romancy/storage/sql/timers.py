@@ -93,7 +93,10 @@ class Timers(Locks):
     async def remove_timer_subscription(self, instance_id: str, timer_id: str) -> None:
         check_key("instance_id", instance_id)
         check_key("timer_id", timer_id)
-        await self._remove_timer.run(instance_id=instance_id, timer_id=timer_id)
+        if await self._hold.one(instance_id=instance_id) is None:
+            return
+        if await self._remove_timer.run(instance_id=instance_id, timer_id=timer_id):
+            await self._wake_unless_waiting(instance_id)
 
 
 def check_timer(timer: TimerSubscription) -> None:
