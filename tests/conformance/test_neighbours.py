@@ -1,7 +1,9 @@
 """Other frameworks in the same tables: we exchange messages with them, and neither disturbs the other."""
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 from datetime import timedelta
 
 import pytest
@@ -517,3 +519,24 @@ async def test_times_without_a_fraction_are_read(harness: Harness, storage: SQLS
     [message] = await storage.get_pending_channel_messages("orders")
     assert message.published_at is not None
     assert message.published_at.microsecond == 0
+
+
+@pytest.mark.databases("sqlite")
+@pytest.mark.parametrize("claimed_as", ["its name", "its number"])
+async def test_a_neighbour_that_checks_no_foreign_keys_cannot_claim_what_we_have_delivered(
+    harness: Harness, storage: SQLStorage, claimed_as: str
+) -> None:
+    receiver = await waiter(harness, storage, "jobs", COMPETING)
+    rival = await neighbour_waits(storage, "rival", "jobs", "competing")
+    number = await publish(storage, "1", "jobs")
+    name = await row(storage, "SELECT message_id FROM channel_messages")
+    assert name is not None
+    claim = "INSERT INTO channel_message_claims (message_id, instance_id) VALUES (?, ?)"
+    values = (name[0] if claimed_as == "its name" else str(number), rival)
+
+    with contextlib.closing(sqlite3.connect(harness.url.removeprefix("sqlite:///"))) as theirs:
+        theirs.execute(claim, values)  # while it is there, they may
+        theirs.rollback()
+        assert await deliver(storage, receiver, "jobs") is not None
+        with pytest.raises(sqlite3.IntegrityError, match="the message is gone"):
+            theirs.execute(claim, values)

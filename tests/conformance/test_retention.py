@@ -9,6 +9,7 @@ from tests.conformance.arrange import (
     BROADCAST,
     COMPETING,
     DIRECT,
+    data_pending,
     deliver,
     publish,
     receive,
@@ -17,7 +18,7 @@ from tests.conformance.arrange import (
     subscriber,
     waiter,
 )
-from tests.conformance.neighbours import row
+from tests.conformance.neighbours import neighbour_publishes, row
 from tests.harness import Harness
 
 HOUR = timedelta(hours=1)
@@ -90,6 +91,42 @@ async def test_who_is_no_subscriber_any_more_keeps_nothing(harness: Harness, sto
         await storage.cancel_instance(lock.instance_id, "no more")
 
     assert await storage.cleanup_old_channel_messages(HOUR) == 1
+
+
+@pytest.mark.parametrize("deleted_by", ["us", "another framework"])
+async def test_nothing_is_remembered_of_foreign_messages_that_are_gone(
+    harness: Harness, storage: SQLStorage, deleted_by: str
+) -> None:
+    receivers = [await waiter(harness, storage) for _ in range(2)]
+    for _ in range(3):
+        await neighbour_publishes(storage, data="1")
+    for receiver in receivers:
+        await deliver(storage, receiver)
+        await receive_all(storage, receiver)
+    assert await row(storage, "SELECT COUNT(*) FROM romancy_receipts") == (6,)
+
+    if deleted_by == "us":
+        harness.advance(seconds=3601)
+    else:
+        await storage.conn().execute("DELETE FROM channel_messages")
+    for _ in range(4):  # two receipts are looked at each time, of one message
+        await storage.cleanup_old_channel_messages(HOUR, limit=2)
+
+    assert await row(storage, "SELECT COUNT(*) FROM romancy_receipts") == (0,)
+
+
+async def test_receipts_stay_as_long_as_their_messages(harness: Harness, storage: SQLStorage) -> None:
+    receiver = await waiter(harness, storage)
+    for _ in range(3):
+        await neighbour_publishes(storage, data="1")
+    await deliver(storage, receiver)
+    await receive_all(storage, receiver)
+
+    for _ in range(4):
+        await storage.cleanup_old_channel_messages(HOUR, limit=2)
+
+    assert await data_pending(storage, receiver) == []
+    assert await row(storage, "SELECT COUNT(*) FROM romancy_receipts") == (3,)
 
 
 async def test_messages_are_deleted_in_batches_oldest_first(harness: Harness, storage: SQLStorage) -> None:

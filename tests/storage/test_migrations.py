@@ -25,8 +25,9 @@ from tests.conftest import Database
 
 from .introspection import Schema, Table, indexes_of, schema_of
 
-ROMANCY, INDEXES, STATES = "20261115000001", "20261115000002", "20261115000003"
-ALL = [BASE, ROMANCY, INDEXES, STATES]
+ROMANCY, INDEXES, STATES, CLAIMS = (f"2026111500000{number}" for number in range(1, 5))
+OURS = [ROMANCY, INDEXES, STATES, CLAIMS]
+ALL = [BASE, *OURS]
 
 servers_only = pytest.mark.databases("postgres", "mariadb", "mysql")
 
@@ -278,7 +279,7 @@ async def test_undoing_survives_crashes_too(storage: SQLStorage) -> None:
             await rollback(storage.runner)
         storage.runner.probe = None
 
-    assert versions(await migrate(storage.runner)) == [ROMANCY, INDEXES, STATES]
+    assert versions(await migrate(storage.runner)) == OURS
     await assert_complete(storage)
 
 
@@ -306,7 +307,7 @@ async def test_a_transaction_in_the_way_is_waited_for_and_left_alone(adopted: SQ
         assert not ours.done()
         await run("COMMIT")
 
-    assert versions(await ours) == [ROMANCY, INDEXES, STATES]
+    assert versions(await ours) == OURS
     assert await adopted.conn().fetch_value("SELECT MIN(owner_service) FROM workflow_instances") == "busy"
     await assert_complete(adopted)
 
@@ -314,13 +315,13 @@ async def test_a_transaction_in_the_way_is_waited_for_and_left_alone(adopted: SQ
 @pytest.mark.databases("postgres")
 async def test_a_half_built_index_is_built_again(adopted: SQLStorage) -> None:
     await migrate(adopted.runner)
-    await rollback(adopted.runner, steps=2)
+    await rollback(adopted.runner, steps=3)
     half_built = "CREATE UNIQUE INDEX CONCURRENTLY romancy_instances_newest ON workflow_instances (framework)"
     with pytest.raises(StorageError):
         await execute(adopted, half_built)  # two instances have the same framework
     assert await adopted.conn().fetch_value("SELECT COUNT(*) FROM pg_index WHERE NOT indisvalid") == 1
 
-    assert versions(await migrate(adopted.runner)) == [INDEXES, STATES]
+    assert versions(await migrate(adopted.runner)) == [INDEXES, STATES, CLAIMS]
 
     definition = "SELECT indexdef FROM pg_indexes WHERE indexname = 'romancy_instances_newest'"
     assert "started_at" in await adopted.conn().fetch_value(definition)
@@ -333,9 +334,9 @@ async def test_a_half_built_index_is_built_again(adopted: SQLStorage) -> None:
 async def test_down_and_up_again_gives_the_same_schema(storage: SQLStorage) -> None:
     await migrate(storage.runner)
 
-    assert versions(await rollback(storage.runner)) == [STATES]
-    assert versions(await rollback(storage.runner, steps=5)) == [INDEXES, ROMANCY]
-    assert versions(await migrate(storage.runner)) == [ROMANCY, INDEXES, STATES]
+    assert versions(await rollback(storage.runner)) == [CLAIMS]
+    assert versions(await rollback(storage.runner, steps=5)) == [STATES, INDEXES, ROMANCY]
+    assert versions(await migrate(storage.runner)) == OURS
 
     await assert_complete(storage)
 
@@ -347,7 +348,7 @@ async def test_down_stops_at_the_base_and_keeps_the_shared_rows(storage: SQLStor
     await rollback(storage.runner, steps=100)
 
     assert await rollback(storage.runner) == []
-    assert versions(await pending(storage.runner)) == [ROMANCY, INDEXES, STATES]
+    assert versions(await pending(storage.runner)) == OURS
     assert await storage.conn().fetch_value("SELECT COUNT(*) FROM workflow_instances") == 2
     assert {name for name in await schema_of(storage) if name.startswith("romancy")} == {"romancy_migrations"}
 
@@ -399,6 +400,7 @@ def test_every_kind_of_database_has_the_same_migrations() -> None:
             f"{ROMANCY}_romancy",
             f"{INDEXES}_indexes",
             f"{STATES}_states",
+            f"{CLAIMS}_claims_and_receipts",
         ]
 
 
@@ -459,6 +461,10 @@ async def raw_connection(storage: SQLStorage) -> AsyncIterator[Callable[[str], A
         ("SELECT '-- text', 4 / 2 - -1;", ["SELECT '-- text', 4 / 2 - -1"]),
         ("DO $$ BEGIN; END $$; SELECT $a$ $$;' $a$;", ["DO $$ BEGIN; END $$", "SELECT $a$ $$;' $a$"]),
         (" ;; -- nothing\n;", []),
+        (
+            "CREATE TRIGGER t AFTER INSERT ON a BEGIN SELECT 1; SELECT 'END;'; END; SELECT 2",
+            ["CREATE TRIGGER t AFTER INSERT ON a BEGIN SELECT 1; SELECT 'END;'; END", "SELECT 2"],
+        ),
     ],
 )
 def test_sql_is_cut_at_the_semicolons_between_statements(text: str, statements: list[str]) -> None:
@@ -533,7 +539,7 @@ async def shared_rows(storage: SQLStorage, schema: Schema) -> dict[str, list[tup
 async def test_a_database_that_edda_made_only_gains(adopted: SQLStorage) -> None:
     before, rows = await schema_of(adopted), await shared_rows(adopted, await schema_of(adopted))
 
-    assert versions(await migrate(adopted.runner)) == [ROMANCY, INDEXES, STATES]
+    assert versions(await migrate(adopted.runner)) == OURS
 
     after = await schema_of(adopted)
     for table, shape in before.items():
@@ -627,14 +633,14 @@ async def test_the_shared_tables_are_made_when_edda_is_done_with_them(storage: S
         for statement in edda_tables(storage):
             await run(statement)
 
-    assert versions(await ours) == [ROMANCY, INDEXES, STATES]
+    assert versions(await ours) == OURS
     await assert_complete(storage)
 
 
 @servers_only
 async def test_edda_is_not_waited_for_when_its_tables_are_there(adopted: SQLStorage) -> None:
     async with edda_migrating(adopted), asyncio.timeout(20):
-        assert versions(await migrate(adopted.runner)) == [ROMANCY, INDEXES, STATES]
+        assert versions(await migrate(adopted.runner)) == OURS
 
 
 @servers_only
@@ -655,7 +661,7 @@ async def test_times_that_edda_wrote_in_another_zone_are_refused(adopted: SQLSto
     with pytest.raises(SchemaError, match=r"time zone is \+09:00, and \w+ holds times that another framework wrote"):
         await migrate(adopted.runner)
 
-    assert versions(await pending(adopted.runner)) == [ROMANCY, INDEXES, STATES]
+    assert versions(await pending(adopted.runner)) == OURS
 
 
 @pytest.mark.databases("mariadb", "mysql")

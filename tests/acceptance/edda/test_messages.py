@@ -150,7 +150,6 @@ class Interruption:
         return self.took[0]
 
 
-@pytest.mark.databases("postgres", "mariadb")
 @pytest.mark.parametrize("neighbourhood", ["our tables"], indirect=True)
 async def test_a_competing_message_that_edda_takes_while_we_deliver_it_goes_to_one_of_us(
     storage: SQLStorage, edda: Edda, ours: Harness
@@ -171,7 +170,8 @@ async def test_a_competing_message_that_edda_takes_while_we_deliver_it_goes_to_o
             break
         outcomes.add((len(await our_receiver.received()), int(await interruption.end())))
 
-    assert outcomes == {(0, 1), (1, 0)}
+    # On SQLite we have the write lock from the first statement on, and are always first.
+    assert outcomes == ({(1, 0)} if ours.name == "sqlite" else {(0, 1), (1, 0)})
 
 
 async def test_a_direct_message_reaches_only_its_edda_instance(storage: SQLStorage, edda: Edda) -> None:

@@ -43,6 +43,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_OPEN_TRIGGER = re.compile(r"\s*CREATE\s+TRIGGER\b.*(?<!\bEND)", re.IGNORECASE | re.DOTALL)
 
 
 class Section(msgspec.Struct, frozen=True):
@@ -135,10 +136,15 @@ def _unix(text: str) -> str:
 
 
 def split(text: str) -> list[str]:
-    """Cut SQL at its semicolons, not at those inside quotes, comments and ``$$`` bodies; comments are left out."""
+    """Cut SQL at its semicolons, not at those inside quotes, comments, ``$$`` bodies and triggers.
+
+    Comments are left out. A trigger ends with the first END that a semicolon follows.
+    """
     statements = [""]
     for token in _TOKEN.finditer(text):
-        if token["end"]:
+        if token["end"] and _OPEN_TRIGGER.fullmatch(statements[-1]):
+            statements[-1] += token[0]
+        elif token["end"]:
             statements.append("")
         elif token["comment"]:
             statements[-1] += " "

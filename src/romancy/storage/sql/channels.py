@@ -22,6 +22,7 @@ from .operation import Hint, operation
 from .statement import sql
 
 MESSAGE_TOPIC = "workflow_channel_message"
+_RECEIPTS_MARK = "receipts"
 
 
 class Channels(Ending):
@@ -176,6 +177,20 @@ class Channels(Ending):
          LIMIT :limit {for_update_skip_locked}""")
 
     _delete_channels = sql("DELETE FROM romancy_channels WHERE {in:channel, channels} AND unsettled_since IS NULL")
+
+    _receipts_after = sql("""
+        SELECT message_id FROM romancy_receipts WHERE message_id > :after_id ORDER BY message_id LIMIT :limit""")
+
+    _still_there = sql("SELECT id FROM channel_messages WHERE {in:id, message_ids}")
+
+    _delete_receipts = sql("DELETE FROM romancy_receipts WHERE {in:message_id, message_ids}")
+
+    _mark = sql("SELECT value FROM romancy_marks WHERE name = :name")
+
+    _set_mark = sql("UPDATE romancy_marks SET value = :value WHERE name = :name")
+
+    _add_mark = sql("""
+        INSERT INTO romancy_marks (name, value) VALUES (:name, :value) {on_conflict_do_nothing:name}""")
 
     # Publishing.
 
@@ -370,9 +385,22 @@ class Channels(Ending):
         idle = await self._idle_channels.all(limit=batch)
         if idle:
             await self._delete_channels.run(channels=[channel for (channel,) in idle])
-        if not old:
-            return 0
-        return await self._delete_messages.run(message_ids=[message_id for (message_id,) in old])
+        deleted = await self._delete_messages.run(message_ids=[message_id for (message_id,) in old]) if old else 0
+        await self._prune_receipts(batch)
+        return deleted
+
+    async def _prune_receipts(self, limit: int) -> None:
+        """Forget receipts of messages that are gone, whoever deleted them: each call looks at the next few."""
+        mark = await self._mark.value(name=_RECEIPTS_MARK)
+        looked_at = [message_id for (message_id,) in await self._receipts_after.all(after_id=mark or 0, limit=limit)]
+        if looked_at:
+            there = {message_id for (message_id,) in await self._still_there.all(message_ids=sorted(set(looked_at)))}
+            gone = sorted(set(looked_at) - there)
+            if gone:
+                await self._delete_receipts.run(message_ids=gone)
+        reached = {"name": _RECEIPTS_MARK, "value": looked_at[-1] if len(looked_at) == limit else 0}
+        if reached["value"] != (mark or 0) and not await self._set_mark.run(**reached):
+            await self._add_mark.run(**reached)
 
 
 def direct_channel(channel: str, instance_id: str) -> str:

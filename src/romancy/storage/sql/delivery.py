@@ -181,9 +181,6 @@ class Delivery(Channels, Timers):
 
     _move_mark = sql("UPDATE romancy_marks SET value = :value WHERE name = :name AND value < :value")
 
-    _add_mark = sql("""
-        INSERT INTO romancy_marks (name, value) VALUES (:name, :value) {on_conflict_do_nothing:name}""")
-
     # Waiting.
 
     @operation
