@@ -33,6 +33,7 @@ from .storage import (
     open_storage,
 )
 from .storage.models import FINISHED, HistoryEvent
+from .storage.notifications import told
 from .storage.sql.operation import Hint
 from .storage.urls import parse_url
 from .worker.settings import Settings
@@ -256,11 +257,16 @@ class App:
                 del self._waiting[instance_id]
 
     def _on_hint(self, hint: Hint) -> None:
-        if hint.topic == "workflow_finished":
-            for told in self._waiting.get(msgspec.json.decode(hint.payload)["instance_id"], ()):
-                told.set()
-        elif hint.topic == "workflow_outbox_pending" and self._relaying is not None:
-            self._relayer.wake()
+        match hint.topic:
+            case "workflow_finished":
+                said = told(hint)
+                waiting = self._waiting.values() if said.more else [self._waiting.get(said.instance_id, set())]
+                for events in waiting:
+                    for event in events:
+                        event.set()
+            case "workflow_outbox_pending" | "catch_up":
+                if self._relaying is not None:
+                    self._relayer.wake()
 
 
 def _by_name(workflows: Iterable[Workflow[Any, Any]]) -> dict[str, Workflow[Any, Any]]:

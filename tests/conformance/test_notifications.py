@@ -5,8 +5,10 @@ import json
 
 import pytest
 
-from romancy.storage import ChannelMode, PostgresStorage, SQLStorage
-from romancy.storage.notifications import CATCH_UP
+from romancy.storage import ChannelMode, SQLStorage
+from romancy.storage.notifications import CATCH_UP, Told, told
+from romancy.storage.notifications.hints import digest
+from romancy.storage.sql.channels import message_hint
 from romancy.storage.sql.operation import Hint
 from tests.harness import Harness
 
@@ -86,18 +88,38 @@ async def test_a_listener_that_falls_behind_is_told_to_look_at_everything(storag
         assert await anext(hints) is CATCH_UP
 
 
-@pytest.mark.databases("postgres")
-async def test_another_process_hears_it_through_notify(harness: Harness, storage: SQLStorage) -> None:
+async def test_another_storage_on_the_database_hears_it_too(harness: Harness, storage: SQLStorage) -> None:
     elsewhere = await harness.open()
     async with elsewhere.listen(["workflow_channel_message"]) as hints:
         await storage.publish_to_channel("orders", "{}")
         hint = await next_hint(hints, "workflow_channel_message")
 
-    assert json.loads(hint.payload)["channel"] == "orders"
+    assert told(hint).channel == "orders"
 
 
-@pytest.mark.databases("postgres")
-async def test_notifications_can_be_switched_off(harness: Harness, storage: PostgresStorage) -> None:
+async def test_a_storage_hears_its_own_commits_once(harness: Harness, storage: SQLStorage) -> None:
+    elsewhere = await harness.open()
+    async with storage.listen() as own, elsewhere.listen() as others:
+        await storage.publish_to_channel("orders", "{}")
+        await next_hint(own, "workflow_channel_message")
+        await next_hint(others, "workflow_channel_message")
+        await elsewhere.publish_to_channel("answers", "{}")
+
+        assert told(await next_hint(own, "workflow_channel_message")).channel == "answers"
+
+
+async def test_several_listeners_of_one_storage_hear_the_same(harness: Harness, storage: SQLStorage) -> None:
+    elsewhere = await harness.open()
+    async with elsewhere.listen() as stays:
+        async with elsewhere.listen() as leaves:
+            await storage.publish_to_channel("first", "{}")
+            for hints in (leaves, stays):
+                assert told(await next_hint(hints, "workflow_channel_message")).channel == "first"
+        await storage.publish_to_channel("second", "{}")
+        assert told(await next_hint(stays, "workflow_channel_message")).channel == "second"
+
+
+async def test_announcing_to_others_can_be_switched_off(harness: Harness, storage: SQLStorage) -> None:
     elsewhere = await harness.open()
     assert storage.is_notify_enabled()
     storage.set_notify_enabled(False)
@@ -108,7 +130,62 @@ async def test_notifications_can_be_switched_off(harness: Harness, storage: Post
         await storage.publish_to_channel("loud", "{}")
         hint = await next_hint(hints, "workflow_channel_message")
 
-    assert json.loads(hint.payload)["channel"] == "loud"
+    assert told(hint).channel == "loud"
+
+
+async def test_what_is_announced_just_before_closing_is_heard(harness: Harness) -> None:
+    elsewhere = await harness.open()
+    async with elsewhere.listen() as hints:
+        async with await harness.open() as brief:
+            await brief.publish_to_channel("orders", "{}")
+        assert told(await next_hint(hints, "workflow_channel_message")).channel == "orders"
+
+
+async def test_a_burst_of_commits_is_announced_in_few_words(
+    harness: Harness, storage: SQLStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[list[Hint]] = []
+    send = storage.wakeups._send
+
+    async def counted(hints: list[Hint]) -> None:
+        sent.append(hints)
+        await send(hints)
+
+    monkeypatch.setattr(storage.wakeups, "_send", counted)
+    for _ in range(1000):
+        storage.runner.announce([message_hint("orders", "name", 1), message_hint("returns", "name", 2)])
+        await asyncio.sleep(0)
+    await storage.wakeups.close()
+
+    assert 1 <= len(sent) < 100  # one every few milliseconds
+    assert max(map(len, sent)) <= 2  # each channel once
+
+
+async def test_a_cancel_is_announced_to_whoever_runs_the_instance(harness: Harness, storage: SQLStorage) -> None:
+    instance_id = await harness.instance(storage)
+    elsewhere = await harness.open()
+    async with elsewhere.listen() as hints:
+        await storage.cancel_instance(instance_id, "no more", compensate=True)
+        assert told(await next_hint(hints, "workflow_cancelled")).instance_id == instance_id
+
+
+@pytest.mark.parametrize("payload", ["", "{", "[]", "null", '"text"', '{"channel": 7}', '{"channel": "\\ud800"}'])
+def test_a_payload_that_cannot_be_read_means_a_look_at_everything(payload: str) -> None:
+    assert told(Hint("workflow_channel_message", payload)) == Told(more=True)
+
+
+def test_every_framework_has_its_own_names_for_the_same_things() -> None:
+    assert told(Hint("workflow_channel_message", '{"ch": "orders"}')).channel == "orders"
+    assert told(Hint("workflow_channel_message", '{"channel_name": "orders"}')).channel == "orders"
+    assert told(Hint("workflow_resumable", '{"wf_id": "1", "wf_name": "order"}')) == Told("1", "order")
+
+
+def test_more_subjects_than_a_listener_wants_to_be_told_of_become_one_hint() -> None:
+    finished = [Hint("workflow_finished", json.dumps({"instance_id": str(number)})) for number in range(101)]
+
+    assert digest(finished[:100]) == finished[:100]
+    [few] = digest(finished)
+    assert told(few).more
 
 
 @pytest.mark.databases("postgres")

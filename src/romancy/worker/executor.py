@@ -90,6 +90,10 @@ class Executor:
         """The locks that have to be kept alive."""
         return [execution.lock for execution in self._executions.values()]
 
+    def runs(self, instance_id: str) -> bool:
+        """Whether this worker is running the instance."""
+        return instance_id in self._executions
+
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
         """What is running."""

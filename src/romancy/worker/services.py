@@ -7,6 +7,7 @@ import logging
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -14,10 +15,12 @@ from ..engine.clock import DatabaseClock
 from ..storage import (
     ChannelMessage,
     ChannelSubscription,
+    InvalidKeyError,
     LockLostError,
     SQLStorage,
     TimerSubscription,
 )
+from ..storage.sql.checks import check_key
 from .executor import Executor
 from .settings import Settings
 
@@ -25,6 +28,8 @@ log = logging.getLogger("romancy")
 
 _AT_ONCE = 64
 _BATCH = 100
+_MOST_TOLD = 32
+"""Of more channels at once we are not told one by one: a look at all of them is quicker."""
 _LONGEST_PAUSE_SEC = 10.0
 
 
@@ -200,8 +205,10 @@ class Courier(Service):
         self._told: set[str] = set()
 
     def tell(self, channel: str) -> None:
-        """A message was published on this channel."""
-        self._told.add(channel)
+        """A message was published on this channel, says somebody; anything else is a reason to look, too."""
+        with suppress(InvalidKeyError):
+            if len(self._told) < _MOST_TOLD:
+                self._told.add(check_key("channel", channel))
         self.wake()
 
     async def look(self) -> bool:

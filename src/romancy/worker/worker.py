@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
-import msgspec
-
 from ..engine.clock import DatabaseClock
 from ..hooks import NOBODY, Observers
 from ..notices import hear
 from ..storage import Lock, SQLStorage, WorkflowInstance
+from ..storage.notifications import told
 from ..storage.sql.operation import Hint
 from ..workflow import Workflow
 from .executor import Executor
@@ -75,7 +74,10 @@ class Worker:
             case "workflow_resumable":
                 self._resumer.wake()
             case "workflow_channel_message":
-                self._courier.tell(msgspec.json.decode(hint.payload)["channel"])
+                self._courier.tell(told(hint).channel)
+            case "workflow_cancelled":
+                if self.executor.runs(told(hint).instance_id):
+                    self._heart.wake()
             case "catch_up":
                 self._resumer.wake()
                 self._timekeeper.wake()

@@ -13,6 +13,7 @@ from .statement import sql
 
 RESUMABLE_TOPIC = "workflow_resumable"
 FINISHED_TOPIC = "workflow_finished"
+CANCELLED_TOPIC = "workflow_cancelled"
 
 
 class Leftovers(msgspec.Struct, frozen=True):
@@ -184,6 +185,11 @@ def resumable_hint(instance_id: str, workflow_name: str) -> Hint:
         "workflow_name": workflow_name,
     }
     return Hint(RESUMABLE_TOPIC, msgspec.json.encode(payload).decode())
+
+
+def cancelled_hint(instance_id: str) -> Hint:
+    """Tell whoever runs the instance now, before its next heartbeat would."""
+    return Hint(CANCELLED_TOPIC, msgspec.json.encode({"instance_id": instance_id}).decode())
 
 
 def finished_event(instance_id: str, activity_id: str, finished_id: str, status: WorkflowStatus) -> HistoryEvent:

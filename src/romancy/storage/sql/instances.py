@@ -44,7 +44,7 @@ from .checks import (
     plain_text,
     positive,
 )
-from .ending import Ending, resumable_hint
+from .ending import Ending, cancelled_hint, resumable_hint
 from .fragments import longest_runnable
 from .operation import operation
 from .statement import FRAGMENTS, NativeQuery, Want, merged, row_decoder, sql
@@ -278,6 +278,7 @@ class Instances(Ending):
         left = await self._leftovers.one(instance_id=instance_id)
         assert left is not None, "a SELECT without FROM has a row"
         await self._forget_waits(instance_id, left)
+        await cancelled_hint(instance_id)
         await resumable_hint(instance_id, await self._workflow_name.value(instance_id=instance_id))
 
     @operation(reads=True)

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from ..errors import InvalidURLError
 from ..migrations import migrate
-from ..notifications import TOPICS, Listener, PostgresListener, PostgresNotifier
+from ..notifications import TOPICS, DatagramWakeups, InProcessWakeups, Listener, PostgresWakeups, Wakeups
 from ..protocols import Executor, PostCommitCallback
 from ..urls import DatabaseURL, check_options, parse_url
 from .checks import check_key
@@ -37,9 +37,15 @@ class SQLStorage(Suspending, SeenEvents, History, Outbox, Compensations, Groups,
     """Durable workflow state in an SQL database; implements `Storage`."""
 
     def __init__(
-        self, runner: BaseRunner, *, framework: str = FRAMEWORK, max_payload_bytes: int = MAX_PAYLOAD_BYTES
+        self,
+        runner: BaseRunner,
+        *,
+        framework: str = FRAMEWORK,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        wakeups: Wakeups | None = None,
     ) -> None:
         self.runner = runner
+        self.wakeups = wakeups or InProcessWakeups(runner)
         self.framework = check_key("framework", framework, 50)
         self.max_payload_bytes = max_payload_bytes
         self.relayer_id = new_relayer_id()
@@ -49,6 +55,7 @@ class SQLStorage(Suspending, SeenEvents, History, Outbox, Compensations, Groups,
         await migrate(self.runner)
 
     async def close(self) -> None:
+        await self.wakeups.close()
         await self.runner.close()
 
     def db(self) -> BaseRunner:
@@ -56,7 +63,15 @@ class SQLStorage(Suspending, SeenEvents, History, Outbox, Compensations, Groups,
 
     def listen(self, topics: Iterable[str] = TOPICS) -> Listener:
         """Hear of what becomes visible: ``async with storage.listen() as hints: async for hint in hints: …``"""
-        return Listener(self.runner, topics)
+        return Listener(self.wakeups, topics)
+
+    def set_notify_enabled(self, enabled: bool) -> None:
+        """Whether commits of this storage are announced to other processes."""
+        self.wakeups.enabled = enabled
+
+    def is_notify_enabled(self) -> bool:
+        """Whether commits of this storage are announced to other processes."""
+        return self.wakeups.enabled
 
     async def __aenter__(self) -> Self:
         await self.runner.open()
@@ -110,7 +125,8 @@ class SQLiteStorage(SQLStorage):
         if level not in ("OFF", "NORMAL", "FULL", "EXTRA"):
             raise InvalidURLError(f"synchronous must be OFF, NORMAL, FULL or EXTRA, not {level!r}")
         runner = SQLiteRunner(url.database, synchronous=level, transaction_deadline_sec=transaction_deadline_sec)
-        super().__init__(runner, framework=framework, max_payload_bytes=max_payload_bytes)
+        wakeups = None if runner.in_memory else DatagramWakeups(runner, runner.identity)
+        super().__init__(runner, framework=framework, max_payload_bytes=max_payload_bytes, wakeups=wakeups)
 
 
 class PostgresStorage(SQLStorage):
@@ -129,31 +145,15 @@ class PostgresStorage(SQLStorage):
         url = _expect("postgres", conn_str)
         from .runners.postgres import PostgresRunner  # asyncpg is an extra
 
-        self._postgres = PostgresRunner(
+        runner = PostgresRunner(
             url,
             pool_size=pool_size,
             transaction_deadline_sec=transaction_deadline_sec,
             prepared_statements=prepared_statements,
         )
-        super().__init__(self._postgres, framework=framework, max_payload_bytes=max_payload_bytes)
-        self._notifier = PostgresNotifier(self._postgres)
-        self._postgres.listeners.append(self._notifier)
-
-    def set_notify_enabled(self, enabled: bool) -> None:
-        """Whether commits of this storage are announced with NOTIFY."""
-        self._notifier.enabled = enabled
-
-    def is_notify_enabled(self) -> bool:
-        """Whether commits of this storage are announced with NOTIFY."""
-        return self._notifier.enabled
-
-    def listen(self, topics: Iterable[str] = TOPICS) -> Listener:
-        """Hear of what becomes visible, in any process."""
-        return PostgresListener(self._postgres, topics)
-
-    async def close(self) -> None:
-        await self._notifier.finish()
-        await super().close()
+        super().__init__(
+            runner, framework=framework, max_payload_bytes=max_payload_bytes, wakeups=PostgresWakeups(runner)
+        )
 
 
 class MySQLStorage(SQLStorage):
@@ -172,7 +172,12 @@ class MySQLStorage(SQLStorage):
         from .runners.mysql import MySQLRunner  # asyncmy is an extra
 
         runner = MySQLRunner(url, pool_size=pool_size, transaction_deadline_sec=transaction_deadline_sec)
-        super().__init__(runner, framework=framework, max_payload_bytes=max_payload_bytes)
+        super().__init__(
+            runner,
+            framework=framework,
+            max_payload_bytes=max_payload_bytes,
+            wakeups=DatagramWakeups(runner, runner.identity),
+        )
 
 
 _STORAGES: dict[str, Callable[..., SQLStorage]] = {

@@ -42,6 +42,9 @@ _SESSION = (
 )
 
 
+_IDENTITY = "SELECT CONCAT_WS(' ', @@hostname, @@port, @@datadir, DATABASE())"
+
+
 def error_code(error: BaseException) -> int | None:
     """The server's or client's number of an error."""
     code = error.args[0] if isinstance(error, my.MySQLError) and error.args else None
@@ -168,6 +171,12 @@ class MySQLRunner(ServerRunner):
         # A payload may double when it is quoted, and the statement around it needs room too.
         self.payload_limit = int(packet) // 2 - 65536
         return connection
+
+    async def identity(self) -> str:
+        """What tells this database from every other, whatever address leads to it."""
+        async with self.pool.connection() as connection:
+            query: NativeQuery[str] = NativeQuery(_IDENTITY, (), Want.VALUE)
+            return f"mysql {await connection.execute(query)}"
 
     async def _connect(self) -> MySQLConnection:
         try:

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ...errors import (
@@ -129,6 +130,12 @@ class SQLiteRunner(BaseRunner):
         """Open the file; a clear error when that cannot be done."""
         self.check_usable()
         await self._start_writer()
+
+    async def identity(self) -> str:
+        """What tells this file from every other, whatever path leads to it."""
+        await self.open()
+        found = await asyncio.to_thread(Path(self.path).stat)
+        return f"sqlite {found.st_dev} {found.st_ino}"
 
     async def _start_writer(self) -> None:
         if self._thread is None:
