@@ -240,12 +240,18 @@ class App:
         pause = _FIRST_LOOK_SEC
         try:
             while True:
+                # What our own worker runs cannot well have finished before it rests: asking meanwhile is in vain.
+                running = None if self.worker is None else self.worker.executor.task_of(instance_id)
+                if running is not None:
+                    await asyncio.wait({running}, timeout=_LONGEST_LOOK_SEC)
                 told.clear()
                 instance = await self.storage.get_instance(instance_id)
                 if instance is None:
                     raise InstanceNotFoundError(instance_id)
                 if instance.status in FINISHED:
                     return instance
+                if running is not None:
+                    continue
                 try:
                     async with asyncio.timeout(pause):
                         await told.wait()

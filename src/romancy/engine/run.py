@@ -154,15 +154,16 @@ class Run:
 
     # Running.
 
-    async def execute(self) -> Ending:
-        """Run the body as far as it gets."""
+    async def execute(self, *, newborn: bool = False) -> Ending:
+        """Run the body as far as it gets; a newborn instance has no history to replay."""
         try:
             if self._root is None:
                 if self.lock.token > 1:  # an earlier acquisition may have left waits behind
                     self._registered.update(await self.storage.get_awaited_steps(self.instance_id))
                 self._start_body()
-                async for event in HistoryIterator(self.storage, self.instance_id):
-                    self._replay(event)
+                if not newborn:
+                    async for event in HistoryIterator(self.storage, self.instance_id):
+                        self._replay(event)
             self.live = True
             return await self._go_on()
         except LockLostError:

@@ -34,9 +34,10 @@ _RETRY_CODE_SEC = 30.0
 class Execution:
     """One acquisition of an instance's lock, and what is done with it."""
 
-    def __init__(self, instance: WorkflowInstance, lock: Lock) -> None:
+    def __init__(self, instance: WorkflowInstance, lock: Lock, *, newborn: bool = False) -> None:
         self.instance = instance
         self.lock = lock
+        self.newborn = newborn
         self.run: Run | None = None
         self.task: asyncio.Task[None] | None = None
         self.watched = NOBODY.workflow(lock.instance_id, instance.workflow_name, resumed=False)
@@ -99,10 +100,15 @@ class Executor:
         """What is running."""
         return [execution.task for execution in self._executions.values() if execution.task is not None]
 
-    def start(self, instance: WorkflowInstance, lock: Lock) -> None:
-        """Run an instance whose lock was just taken."""
+    def task_of(self, instance_id: str) -> asyncio.Task[None] | None:
+        """What ends when the instance comes to rest; None if it does not run here."""
+        execution = self._executions.get(instance_id)
+        return None if execution is None else execution.task
+
+    def start(self, instance: WorkflowInstance, lock: Lock, *, newborn: bool = False) -> None:
+        """Run an instance whose lock was just taken; a newborn one was created with it, and has no history."""
         before = self._executions.get(instance.instance_id)
-        execution = self._executions[instance.instance_id] = Execution(instance, lock)
+        execution = self._executions[instance.instance_id] = Execution(instance, lock, newborn=newborn)
         execution.task = asyncio.create_task(self._execute(execution, before), name=f"romancy:{instance.instance_id}")
 
     async def _execute(self, execution: Execution, before: Execution | None) -> None:
@@ -205,7 +211,8 @@ class Executor:
         body = definition.body(instance.input_data or "{}")
         execution.run = Run(self._storage, instance, lock, body, definition.signature, self._clock)
         execution.run.observers = self.observers
-        return await execution.run.execute()
+        newborn, execution.newborn = execution.newborn, False
+        return await execution.run.execute(newborn=newborn)
 
     def _keep_warm(self, execution: Execution) -> None:
         run, execution.run = execution.run, None

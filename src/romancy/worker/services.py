@@ -105,12 +105,21 @@ class Resumer(Service):
         self._names = names
         self._owner = owner
         self._settings = settings
+        self._lacked_room = False
+        self._backlog = False
+
+    def room_made(self) -> None:
+        """An instance has come to rest: look again if there may be one that had no room."""
+        if self._lacked_room:
+            self.wake()
 
     async def look(self) -> bool:
         room = self._settings.concurrency - self._executor.busy
-        if room <= 0 or not self._names:
+        self._lacked_room = room <= 0
+        if self._lacked_room or not self._names:
             return False
-        wanted = min(room, _BATCH)
+        # Without a backlog, half of the room is left to instances that are started meanwhile: they need no claim.
+        wanted = min(room if self._backlog else (room + 1) // 2, _BATCH)
         self._executor.reserved += wanted  # so that an instance started meanwhile does not take the same place
         try:
             claims = await self._storage.claim_resumable_workflows(
@@ -124,7 +133,8 @@ class Resumer(Service):
             self._executor.reserved -= wanted
         for instance, lock in claims:
             self._executor.start(instance, lock)
-        return len(claims) == wanted
+        self._backlog = len(claims) == wanted
+        return self._backlog
 
 
 class Heart(Service):

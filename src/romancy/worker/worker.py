@@ -43,7 +43,7 @@ class Worker:
             self.id,
             self.clock,
             warm=settings.warm,
-            on_idle=lambda: self._resumer.wake(),
+            on_idle=lambda: self._resumer.room_made(),
             on_due=lambda due: self._timekeeper.note(due),
         )
         self.executor.observers = observers
@@ -60,7 +60,7 @@ class Worker:
 
     def adopt(self, instance: WorkflowInstance, lock: Lock) -> None:
         """Run an instance that was born with our lock."""
-        self.executor.start(instance, lock)
+        self.executor.start(instance, lock, newborn=True)
 
     async def start(self) -> None:
         """Start the services."""
