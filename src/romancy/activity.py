@@ -19,11 +19,21 @@ import msgspec
 
 from .compensation import compensation_args, compensator_name, find_compensator
 from .engine.ambient import CURRENT_ACTIVITY, CURRENT_RUN, ActivityContext, current_activity
-from .engine.run import Run
+from .engine.run import UNSTORABLE, Run
 from .engine.steps import Kind, Step
+from .errors import ActivityError, SerializationError
 from .retry import DEFAULT_RETRY, Retry
 from .serialization import Signature, StoredError, encode
-from .storage import CompensationEntry, HistoryEvent, HistoryEventType
+from .storage import (
+    CompensationEntry,
+    HistoryEvent,
+    HistoryEventType,
+    LockLostError,
+    OutboxEventExistsError,
+    OutcomeUnknownError,
+    PayloadTooLargeError,
+    TransientStorageError,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,10 +42,13 @@ SHORT_PAUSE_SEC = 5.0
 """Up to this, a pause between two attempts is waited out in memory; a longer one is a durable timer."""
 
 _FORBIDDEN = "#/:"
+_LONGEST_NAME = 120
 
 
 def check_name(name: str) -> str:
     """A name that can be part of a step's id."""
+    if len(name) > _LONGEST_NAME:
+        raise ValueError(f"a name must not be longer than {_LONGEST_NAME} characters: {name!r}")
     if not name or any(sign in name for sign in _FORBIDDEN):
         raise ValueError(f"a name must not be empty or contain any of {_FORBIDDEN!r}: {name!r}")
     return name
@@ -87,6 +100,13 @@ class Activity(Generic[P, T]):
             return await self.fn(*args, **kwargs)
         return await asyncio.to_thread(self.fn, *args, **kwargs)
 
+    async def _invoke_safely(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function; `sys.exit()` in it ends the activity, and not the worker with all else that it runs."""
+        try:
+            return await self._invoke(args, kwargs)
+        except SystemExit as error:
+            raise ActivityError("SystemExit", str(error)) from error
+
     async def _ask(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         step = run.ask(
             Kind.ACTIVITY,
@@ -106,14 +126,21 @@ class Activity(Generic[P, T]):
         first_at = noted.first_at if noted and noted.first_at else run.now()
         if noted and noted.retry_at is not None and not await self._pause(run, step, attempt - 1, noted.retry_at):
             return
-        await self._register_compensation(run, step)
+        try:
+            self._check_arguments(run, step)
+            await self._register_compensation(run, step)
+        except (SerializationError, *UNSTORABLE) as unstorable:
+            await run.record(self._failed(run, step, unstorable))
+            return
         while True:
             with run.watch(step, attempt) as watched:
-                watched.error = error = await self._attempt(run, step, attempt)
-            if error is None:
+                failure = await self._attempt(run, step, attempt)
+                watched.error = None if failure is None else failure.error
+            if failure is None:
                 return
-            if not self.retry.allows(error, attempt, (run.now() - first_at).total_seconds()):
-                await run.record(self._failed(run, step, error))
+            error, elapsed_sec = failure.error, (run.now() - first_at).total_seconds()
+            if failure.took_effect or not self.retry.allows(error, attempt, elapsed_sec):
+                await run.record(self._failed(run, step, error, took_effect=failure.took_effect))
                 return
             retry_at = run.now() + timedelta(seconds=self.retry.pause_sec(attempt))
             await run.record(self._failed(run, step, error, attempt=attempt, retry_at=retry_at.isoformat()))
@@ -131,6 +158,12 @@ class Activity(Generic[P, T]):
         await asyncio.sleep(max(0.0, seconds))
         return True
 
+    def _check_arguments(self, run: Run, step: Step) -> None:
+        """PayloadTooLargeError before anything happens, not after."""
+        if not run.fits(step.input_json):
+            size, limit = len(step.input_json.encode()), run.storage.payload_limit
+            raise PayloadTooLargeError(f"the arguments of {self.name}", size, limit)
+
     async def _register_compensation(self, run: Run, step: Step) -> None:
         """Before the first attempt: an effect must never be left without its compensation."""
         if self._compensator is not None:
@@ -143,20 +176,21 @@ class Activity(Generic[P, T]):
             )
             await run.storage.add_compensation(entry, lock=run.lock)
 
-    async def _attempt(self, run: Run, step: Step, attempt: int) -> Exception | None:
-        """Try once and record success; the error otherwise."""
+    async def _attempt(self, run: Run, step: Step, attempt: int) -> Failure | None:
+        """Try once and record success; else how it failed. What is the infrastructure's trouble is raised."""
         context = ActivityContext(run.storage, run.instance_id, step.id, attempt, self.transactional)
         token = CURRENT_ACTIVITY.set(context)
         try:
             if self.transactional:
                 await run.in_turn(lambda: self._in_transaction(run, step, context))
             else:
-                result = self.signature.encode_result(await self._timed(step))
-                await self._record_result(run, step, result, context)
+                return await self._record_result(run, step, await self._timed(step), context)
         except RecordingFailed as failed:
             raise failed.error from None
+        except (LockLostError, OutcomeUnknownError, TransientStorageError):
+            raise
         except Exception as error:
-            return error
+            return Failure(error)
         finally:
             CURRENT_ACTIVITY.reset(token)
         return None
@@ -166,11 +200,11 @@ class Activity(Generic[P, T]):
         if not self._is_async:
             return await self._in_thread(call.args, call.kwargs)
         async with asyncio.timeout(self.timeout_sec):
-            return await self._invoke(call.args, call.kwargs)
+            return await self._invoke_safely(call.args, call.kwargs)
 
     async def _in_thread(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A thread cannot be stopped: past its timeout it is left to itself, but a cancelled one is waited for."""
-        thread = asyncio.create_task(self._invoke(args, kwargs))
+        thread = asyncio.create_task(self._invoke_safely(args, kwargs))
         thread.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # seen, even if too late
         try:
             done, _ = await asyncio.wait({thread}, timeout=self.timeout_sec)
@@ -187,19 +221,24 @@ class Activity(Generic[P, T]):
             result = self.signature.encode_result(await self._timed(step))
             return await self._write(run, step, result, context)
 
-    async def _record_result(self, run: Run, step: Step, result: str, context: ActivityContext) -> None:
+    async def _record_result(self, run: Run, step: Step, value: Any, context: ActivityContext) -> Failure | None:
+        """Write what a plain activity has returned and emitted; a Failure if the storage will never take it."""
         try:
+            result = self.signature.encode_result(value)
             if not context.emitted:
                 await run.record(self._completed(run, step, result))
-                return
+                return None
 
             async def write() -> HistoryEvent:
                 async with run.storage.transaction():
                     return await self._write(run, step, result, context)
 
             await run.in_turn(write)
+        except (SerializationError, OutboxEventExistsError, *UNSTORABLE) as error:
+            return Failure(error, took_effect=True)
         except Exception as error:
             raise RecordingFailed(error) from error
+        return None
 
     async def _write(self, run: Run, step: Step, result: str, context: ActivityContext) -> HistoryEvent:
         for event in context.emitted:
@@ -209,25 +248,38 @@ class Activity(Generic[P, T]):
         return msgspec.structs.replace(completed, id=appended.id)
 
     def _completed(self, run: Run, step: Step, result: str) -> HistoryEvent:
-        data = (
-            f'{{"activity_name": {encode(self.name, "a name")}, "result": {result},'
-            f' "input": {{"args": [], "kwargs": {step.input_json}}}, "input_hash": "{step.input_hash}"}}'
+        about = f'"activity_name": {encode(self.name, "a name")}, "result": {result}, "input_hash": "{step.input_hash}"'
+        completed = run.event(
+            step.id,
+            HistoryEventType.ACTIVITY_COMPLETED,
+            f'{{{about}, "input": {{"args": [], "kwargs": {step.input_json}}}}}',
         )
-        return run.event(step.id, HistoryEventType.ACTIVITY_COMPLETED, data)
+        if run.fits(completed.event_data or ""):
+            return completed
+        return run.event(step.id, HistoryEventType.ACTIVITY_COMPLETED, f"{{{about}}}")  # the hash tells enough
 
     def _failed(
         self, run: Run, step: Step, error: Exception, *, attempt: int | None = None, **details: Any
     ) -> HistoryEvent:
+        """The record of a failed attempt, or of the step's failure; as much of it as can be stored."""
         stored = StoredError.of(error, "".join(traceback.format_exception(error, limit=-10)))
-        data = {
-            **msgspec.structs.asdict(stored),
-            "activity_name": self.name,
-            "input": {"args": [], "kwargs": msgspec.Raw(step.input_json.encode())},
-            "input_hash": step.input_hash,
-            **details,
-        }
+        told = {"activity_name": self.name, "input_hash": step.input_hash, **details}
+        given = {"input": {"args": [], "kwargs": msgspec.Raw(step.input_json.encode())}}
         step_id = step.id if attempt is None else f"{step.id}#{attempt}"
-        return run.event(step_id, HistoryEventType.ACTIVITY_FAILED, encode(data, "an activity's error"))
+        for data in (msgspec.structs.asdict(stored) | given, msgspec.structs.asdict(stored)):
+            event = run.event(step_id, HistoryEventType.ACTIVITY_FAILED, encode(data | told, "an activity's error"))
+            if run.fits(event.event_data or ""):
+                return event
+        brief = msgspec.structs.asdict(stored.brief()) | told
+        return run.event(step_id, HistoryEventType.ACTIVITY_FAILED, encode(brief, "an activity's error"))
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """How an attempt failed."""
+
+    error: Exception
+    took_effect: bool = False
+    """It ran to its end, and what came of it cannot be stored: it is not done again, but undone if need be."""
 
 
 class RecordingFailed(Exception):

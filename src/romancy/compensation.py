@@ -21,7 +21,10 @@ from .storage import (
     HistoryEvent,
     HistoryEventType,
     Lock,
+    LockLostError,
+    OutcomeUnknownError,
     SQLStorage,
+    TransientStorageError,
     WorkflowStatus,
 )
 
@@ -64,6 +67,12 @@ class _Stored(msgspec.Struct, frozen=True):
 
 class _Outcome(msgspec.Struct, frozen=True):
     result: msgspec.Raw = msgspec.Raw(b"null")
+    took_effect: bool = False
+
+
+def took_effect(failed: HistoryEvent) -> bool:
+    """Whether a failed step ran to its end all the same, so that there is something to undo."""
+    return msgspec.json.decode(failed.event_data or "{}", type=_Outcome).took_effect
 
 
 class Compensator:
@@ -101,7 +110,7 @@ class Compensator:
         if await self._storage.get_history_event(entry.instance_id, done_id) is not None:
             return True
         step = await self._storage.get_history_event(entry.instance_id, entry.activity_id)
-        if step is not None and step.event_type == HistoryEventType.ACTIVITY_FAILED:
+        if step is not None and step.event_type == HistoryEventType.ACTIVITY_FAILED and not took_effect(step):
             return True  # it failed for good: there is nothing to undo
         attempt = 1
         while True:
@@ -154,6 +163,8 @@ class Compensator:
                 await function(**given)
             else:
                 await asyncio.to_thread(function, **given)
+        except (LockLostError, OutcomeUnknownError, TransientStorageError):
+            raise  # the infrastructure's trouble, not the compensation's
         except Exception as error:
             return error
         finally:
@@ -167,19 +178,17 @@ class Compensator:
             return None if stored.result is None else msgspec.json.decode(stored.result)
         return msgspec.json.decode(msgspec.json.decode(step.event_data, type=_Outcome).result)
 
-    @staticmethod
-    def _executed(entry: CompensationEntry, done_id: str) -> HistoryEvent:
-        data: dict[str, Any] = {
-            "activity_name": entry.activity_name,
-            "compensation_id": entry.id,
-            "args": [],
-            "kwargs": msgspec.json.decode(entry.args, type=_Stored).kwargs,
-        }
+    def _executed(self, entry: CompensationEntry, done_id: str) -> HistoryEvent:
+        data: dict[str, Any] = {"activity_name": entry.activity_name, "compensation_id": entry.id}
+        arguments = {"args": [], "kwargs": msgspec.json.decode(entry.args, type=_Stored).kwargs}
+        text = encode(data | arguments, "a compensation")
+        if len(text.encode()) > self._storage.payload_limit:  # what was undone must be recorded, with them or without
+            text = encode(data, "a compensation")
         return HistoryEvent(
             instance_id=entry.instance_id,
             activity_id=done_id,
             event_type=HistoryEventType.COMPENSATION_EXECUTED,
-            event_data=encode(data, "a compensation"),
+            event_data=text,
         )
 
 

@@ -8,6 +8,10 @@ from datetime import timedelta
 import msgspec
 
 from .errors import SerializationError, TerminalError
+from .storage import PayloadTooLargeError, TransactionDeadlineError
+
+_HOPELESS = (TerminalError, SerializationError, PayloadTooLargeError, TransactionDeadlineError)
+"""It would be the same the next time."""
 
 
 class Retry(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,11 +28,15 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
     """Counted from the first attempt."""
     retry_on: tuple[type[BaseException], ...] = (Exception,)
     terminal: tuple[type[BaseException], ...] = ()
-    """Errors that are never tried again, though `retry_on` has them; `TerminalError` is always one."""
+    """Errors that are never tried again, though `retry_on` has them.
+
+    `TerminalError` is always one, and so is what would be the same the next time: a value that cannot be stored, and a
+    transaction that takes longer than its deadline.
+    """
 
     def allows(self, error: BaseException, attempt: int, elapsed_sec: float) -> bool:
         """Whether attempt number `attempt`, which failed with `error`, is followed by another."""
-        if isinstance(error, (TerminalError, SerializationError, *self.terminal)):
+        if isinstance(error, (*_HOPELESS, *self.terminal)):
             return False
         if not isinstance(error, self.retry_on) or (self.max_attempts and attempt >= self.max_attempts):
             return False

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -142,32 +143,98 @@ def _main_name() -> str:
     return Path(path).stem if path else "__main__"
 
 
+_LONGEST_MESSAGE = 10_000
+_LONGEST_TRACE = 20_000
+_LARGEST_DETAIL = 50_000
+"""How many bytes an error's arguments may have, and its attributes; larger ones are not kept."""
+
+
 class StoredError(msgspec.Struct, frozen=True):
-    """An exception as it is kept in history."""
+    """An exception as it is kept in history; of bounded size, whatever it carries."""
 
     error_type: str
     error_message: str
     error_module: str = ""
     error_args: msgspec.Raw = msgspec.Raw(b"[]")
+    error_attributes: msgspec.Raw = msgspec.Raw(b"{}")
     stack_trace: str = ""
 
     @classmethod
     def of(cls, error: BaseException, stack_trace: str = "") -> StoredError:
-        """Keep an exception: its type by name, its arguments as far as they are JSON."""
-        try:
-            arguments = msgspec.Raw(_encoder.encode(list(error.args)))
-        except (TypeError, ValueError, msgspec.MsgspecError):
-            arguments = msgspec.Raw(_encoder.encode([str(error)]))
+        """Keep an exception: its type by name, its arguments and attributes as far as they are JSON."""
         kind = type(error)
-        return cls(kind.__qualname__, str(error), home(kind), arguments, stack_trace)
+        try:
+            message = clipped(str(error), _LONGEST_MESSAGE)
+        except Exception as unspeakable:
+            message = f"(its text cannot be had: {type(unspeakable).__name__})"
+        # An OSError leaves its file's name out of `args`.
+        given = error.__reduce__()[1] if isinstance(error, OSError) else error.args
+        arguments = _detail(list(given)) or _detail([_storable(one) for one in given])
+        attributes = {name: value for name, value in vars(error).items() if _detail(value) is not None}
+        return cls(
+            error_type=kind.__qualname__,
+            error_message=message,
+            error_module=home(kind),
+            error_args=arguments or msgspec.Raw(_encoder.encode([message])),
+            error_attributes=_detail(attributes) or msgspec.Raw(b"{}"),
+            stack_trace=clipped(stack_trace, _LONGEST_TRACE, from_the_end=True),
+        )
+
+    def brief(self) -> StoredError:
+        """What is left of it where little space is."""
+        message = clipped(self.error_message, 200)
+        return StoredError(self.error_type, message, self.error_module, msgspec.Raw(_encoder.encode([message])))
 
     def revive(self) -> BaseException:
-        """The exception again, of its own type where that can be found and made; else an ActivityError."""
+        """The exception again, of its own type if this process knows it; else an ActivityError."""
         try:
-            found = locate(self.error_module, self.error_type)
-            if isinstance(found, type) and issubclass(found, Exception):
-                revived: BaseException = found(*msgspec.json.decode(self.error_args))
-                return revived
-        except (ImportError, AttributeError, TypeError, ValueError):
+            kind = _known_error(self.error_module, self.error_type)
+            if kind is not None:
+                return _made_again(
+                    kind,
+                    tuple(msgspec.json.decode(self.error_args)),
+                    msgspec.json.decode(self.error_attributes, type=dict[str, Any]),
+                )
+        except (AttributeError, TypeError, ValueError):
             pass
         return ActivityError(self.error_type, self.error_message)
+
+
+def clipped(text: str, longest: int, *, from_the_end: bool = False) -> str:
+    """A text of bounded length that can be stored."""
+    text = text.encode("utf-8", "replace").decode()
+    if len(text) <= longest:
+        return text
+    return f"… {text[-longest:]}" if from_the_end else f"{text[:longest]} …"
+
+
+def _detail(value: Any) -> msgspec.Raw | None:
+    """The JSON of a part of an error; None for what is no JSON or too much of it."""
+    try:
+        text = _encoder.encode(value)
+    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError):
+        return None
+    return msgspec.Raw(text) if len(text) <= _LARGEST_DETAIL else None
+
+
+def _storable(argument: Any) -> Any:
+    return argument if _detail(argument) is not None else clipped(str(argument), 1000)
+
+
+def _known_error(module: str, qualified_name: str) -> type[Exception] | None:
+    """A class of exceptions that this process has imported: what is stored never decides what is imported."""
+    found: Any = sys.modules.get("__main__" if module == _main_name() else module)
+    for part in qualified_name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
+
+
+def _made_again(kind: type[Exception], args: tuple[Any, ...], attributes: dict[str, Any]) -> Exception:
+    """An exception as it was. Its own `__init__` made it so once, perhaps of other arguments, and is not called."""
+    built_in: Any = next(base for base in kind.__mro__ if base.__module__ == "builtins")
+    error: Exception = built_in.__new__(kind, *args)
+    error.args = args
+    with suppress(TypeError):
+        built_in.__init__(error, *args)  # such as the errno of an OSError
+    vars(error).update(attributes)
+    return error

@@ -241,3 +241,35 @@ async def test_a_message_never_goes_to_a_receive_that_was_given_up(make_app: Mak
     await waits(handle)
     await app.publish("mail", "only one")
     assert await handle.result(10) == [None, "only one"]
+
+
+@workflow
+async def alarmed() -> list[str]:
+    loop, rung = asyncio.get_running_loop(), asyncio.Event()
+    heard: list[str] = []
+
+    def first() -> None:
+        heard.append("first")
+        loop.call_later(0.3, second)
+
+    def second() -> None:
+        heard.append("second")
+        rung.set()
+
+    loop.call_later(0.05, first)
+    before = loop.time()
+    await rung.wait()
+    assert loop.time() - before >= 0.3
+    await subscribe("go")
+    await receive("go")
+    return heard
+
+
+async def test_a_callback_that_sets_another_timer_waits_for_that_one(make_app: MakeApp) -> None:
+    app = await make_app(alarmed, settings=COLD)
+    handle = await app.start(alarmed)
+    await waits(handle)
+    await app.publish("go", None)
+    assert await handle.result(10) == ["first", "second"]
+    timers = [event.activity_id for event in await handle.history() if event.event_type == "TimerExpired"]
+    assert timers == ["0/timer:1", "0/timer:2"] or len(set(timers)) == 2

@@ -1,16 +1,21 @@
 """Sagas: no effect is left without its compensation; cancelling stops work wherever it is."""
 
 import asyncio
+import sys
 import time
+from typing import Any
 
 import pytest
 
 from romancy import (
     NO_RETRY,
+    ActivityError,
+    Settings,
     WorkflowCancelledError,
     WorkflowFailedError,
     activity,
     compensate_with,
+    recur,
     sleep,
     start_child,
     workflow,
@@ -211,3 +216,104 @@ async def test_cancelling_a_parent_cancels_its_children(make_app: MakeApp) -> No
     with pytest.raises(WorkflowCancelledError):
         await app.handle(f"{handle.id}/start_child:1").result(10)
     assert log == ["charge child 5", "refund child 5 receipt-child"]
+
+
+DEAF = Settings(poll_sec=0.05, heartbeat_sec=60.0, lock_timeout_sec=120.0, drain_sec=0.5)
+"""Learns of a cancellation by its writes only."""
+
+
+@activity(compensate=unpack)
+async def held_up(order: str) -> None:
+    log.append("began")
+    while "go" not in log:
+        await asyncio.sleep(0.01)
+
+
+@workflow
+async def cancelled_before(what: str) -> None:
+    await held_up("g")
+    match what:
+        case "sleeping":
+            await sleep(3600)
+        case "failing":
+            raise ValueError("after all")
+        case "starting over":
+            recur(what)
+
+
+@pytest.mark.parametrize("what", ["sleeping", "failing", "starting over", "returning"])
+async def test_a_cancelled_workflow_neither_sleeps_nor_ends_over_it(make_app: MakeApp, what: str) -> None:
+    app = await make_app(cancelled_before, settings=DEAF)
+    handle = await app.start(cancelled_before, what)
+
+    async def began() -> bool:
+        return "began" in log
+
+    await until(began)
+    await handle.cancel("enough")
+    log.append("go")
+    with pytest.raises(WorkflowCancelledError, match="enough"):
+        await handle.result(10)
+    assert log == ["began", "go", "unpack g"]
+    assert (await handle.instance()).parked_reason is None
+
+
+@activity(retry=NO_RETRY)
+async def fails_at_once() -> None:
+    raise RuntimeError("no carrier")
+
+
+@workflow
+async def beside_each_other(order: str) -> None:
+    await asyncio.gather(fails_at_once(), charge(order, amount=5))
+
+
+async def test_a_step_that_begins_while_its_workflow_fails_is_undone_too(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = await make_app(beside_each_other)
+    storage: SQLStorage = app.storage
+    add_compensation, get_compensations = storage.add_compensation, storage.get_compensations
+
+    async def late(*args: Any, **options: Any) -> Any:
+        await asyncio.sleep(0.2)
+        return await add_compensation(*args, **options)
+
+    async def early(instance_id: str) -> Any:
+        found = await get_compensations(instance_id)
+        await asyncio.sleep(0.4)
+        return found
+
+    monkeypatch.setattr(storage, "add_compensation", late)
+    monkeypatch.setattr(storage, "get_compensations", early)
+    handle = await app.start(beside_each_other, "h")
+    with pytest.raises(WorkflowFailedError, match="no carrier"):
+        await handle.result(10)
+    assert log in ([], ["refund h 5 None"], ["charge h 5", "refund h 5 None"], ["charge h 5", "refund h 5 receipt-h"])
+
+
+@activity(retry=NO_RETRY)
+def leaves() -> None:
+    sys.exit("bye from a thread")
+
+
+@activity(retry=NO_RETRY)
+async def leaves_too() -> None:
+    sys.exit("bye from an activity")
+
+
+@workflow
+async def leaving() -> None:
+    for leave in (leaves, leaves_too):
+        try:
+            await leave()
+        except ActivityError as error:
+            log.append(error.message)
+    sys.exit("bye from a body")
+
+
+async def test_an_exit_in_a_workflow_is_its_error_and_not_the_workers_end(make_app: MakeApp) -> None:
+    app = await make_app(leaving)
+    with pytest.raises(WorkflowFailedError, match="SystemExit: bye from a body"):
+        await (await app.start(leaving)).result(10)
+    assert log == ["bye from a thread", "bye from an activity"]

@@ -14,6 +14,7 @@ import functools
 import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from typing import Any, NoReturn, Protocol
 
 from ..errors import RomancyError
@@ -72,7 +73,9 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
                 if not self._ready:
                     return
                 handle = self._ready.popleft()
-                if not handle.cancelled():
+                if handle.cancelled():
+                    continue
+                with suppress(SystemExit):  # it ends the task that raised it, and not the worker
                     handle._run()
         finally:
             asyncio._set_running_loop(outer)
@@ -100,9 +103,12 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         if delay <= 0:
             self._ready.append(timer)
         else:
-            withdraw = self._timekeeper.start_timer(delay, lambda: self._ready.append(timer))
-            self._withdrawals[id(timer)] = withdraw
+            self._withdrawals[id(timer)] = self._timekeeper.start_timer(delay, lambda: self._ring(timer))
         return timer
+
+    def _ring(self, timer: asyncio.TimerHandle) -> None:
+        self._withdrawals.pop(id(timer), None)  # another timer may have this id one day
+        self._ready.append(timer)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         withdraw = self._withdrawals.pop(id(handle), None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime, timedelta
 from enum import Enum
@@ -18,15 +18,19 @@ from typing import Any
 
 import msgspec
 
-from ..errors import NonDeterminismError, RomancyError
+from ..errors import NonDeterminismError, RomancyError, SerializationError
 from ..hooks import NOBODY, WatchedStep
 from ..serialization import Signature, StoredError, encode
 from ..storage import (
+    Appended,
     ChannelWait,
     HistoryEvent,
     HistoryEventType,
     HistoryIterator,
     InstanceWait,
+    InvalidJSONError,
+    InvalidKeyError,
+    InvalidStatusTransitionError,
     Lock,
     LockLostError,
     NotSubscribedError,
@@ -45,18 +49,16 @@ from .clock import DatabaseClock
 from .loop import WorkflowLoop, WorkflowTask
 from .steps import Kind, Step, step_id
 
-LIFE = ("workflow_failed", "workflow_cancelled")
+CANCELLED = "workflow_cancelled"
+LIFE = ("workflow_failed", CANCELLED)
 COMPENSATION = "compensation:"
 _POLL_SEC = 0.5
 
-INFRASTRUCTURE = (
-    LockLostError,
-    NonDeterminismError,
-    OutcomeUnknownError,
-    StorageClosedError,
-    TransientStorageError,
-)
-"""Errors that are never the workflow's, even if its body lets them pass."""
+INFRASTRUCTURE = (LockLostError, OutcomeUnknownError, StorageClosedError, TransientStorageError)
+"""Troubles between us and the database: never errors of a workflow, never attempts of an activity."""
+
+UNSTORABLE = (InvalidJSONError, InvalidKeyError, PayloadTooLargeError)
+"""The storage's answer to a value that it will never take."""
 
 
 class Ending(Enum):
@@ -88,6 +90,15 @@ class Attempts(msgspec.Struct):
     retry_at: datetime | None = None
 
 
+class _Unwritten:
+    """What a task has to record, and what came of it: somebody else may write it."""
+
+    def __init__(self, event: HistoryEvent) -> None:
+        self.event = event
+        self.settled = False
+        self.error: BaseException | None = None
+
+
 class Run:
     """The execution of one instance by one holder of its lock."""
 
@@ -114,13 +125,15 @@ class Run:
         self._ending: set[asyncio.Task[None]] = set()
         """Attempts that were given up and have yet to end."""
         self._withdrawn: set[str] = set()
+        self._calls_outside: Counter[str] = Counter()
+        """How often steps of a name were asked for by no task."""
         self._registered: set[str] = set()
         """The waits that the database has of this instance."""
         self.attempts: dict[str, Attempts] = {}
         self.event_types: set[str] = set()
         """The types of events that the body has subscribed to by waiting for one."""
         self._writing = asyncio.Lock()
-        self._unwritten: list[HistoryEvent] = []
+        self._unwritten: list[_Unwritten] = []
         self._progress = asyncio.Event()
         self._failure: BaseException | None = None
         self._tearing_down = False
@@ -165,9 +178,7 @@ class Run:
                     async for event in HistoryIterator(self.storage, self.instance_id):
                         self._replay(event)
             self.live = True
-            return await self._go_on()
-        except LockLostError:
-            return Ending.LOST
+            return await self._until_it_ends()
         finally:
             await self._stop_doing()
 
@@ -183,9 +194,7 @@ class Run:
                 async for event in HistoryIterator(self.storage, self.instance_id):
                     if (event.id or 0) > self.last_id:
                         self._replay(event)
-            return await self._go_on()
-        except LockLostError:
-            return Ending.LOST
+            return await self._until_it_ends()
         finally:
             await self._stop_doing()
 
@@ -254,6 +263,17 @@ class Run:
             f" at this point the code waits for {waiting}"
         )
 
+    async def _until_it_ends(self) -> Ending:
+        """Go on; a write that is refused because the lock is lost or the instance was cancelled is an end, too."""
+        try:
+            return await self._go_on()
+        except LockLostError:
+            return Ending.LOST
+        except InvalidStatusTransitionError as error:
+            if error.status is not WorkflowStatus.COMPENSATING:
+                raise
+            return Ending.COMPENSATE
+
     async def _go_on(self) -> Ending:
         """Do what the body asks for until it ends or everything it asks for takes its time."""
         assert self._root is not None, "the body has been started"
@@ -292,7 +312,7 @@ class Run:
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            self._failure = error
+            self._failure = self._failure or error
         finally:
             self._doing.pop(step.id, None)
             self._progress.set()
@@ -311,7 +331,7 @@ class Run:
         except TimeoutError:
             async with self._writing:
                 for event in await self.storage.suspend(
-                    self.instance_id, waits, lock=self.lock, keep_lock=True, one_message=True
+                    self.instance_id, waits, lock=self.lock, keep_lock=True, one_message=True, only_running=True
                 ):
                     self.deliver(event)
 
@@ -328,7 +348,7 @@ class Run:
             stale = sorted(self._registered - current)
             try:
                 due = await self.storage.suspend(
-                    self.instance_id, waits, lock=self.lock, withdrawn=stale, one_message=True
+                    self.instance_id, waits, lock=self.lock, withdrawn=stale, one_message=True, only_running=True
                 )
             except NotSubscribedError as error:
                 await self._fail_receives(error)
@@ -364,41 +384,50 @@ class Run:
     async def _finish(self, root: WorkflowTask) -> Ending:
         if self._tearing_down:
             return Ending.LOST
-        error = None if root.cancelled() else root.exception()
-        if isinstance(error, Recur):
-            async with self._writing:
-                await self.storage.recur_instance(self.instance_id, error.input_json, lock=self.lock)
-            return Ending.RECURRED
-        if error is None and not root.cancelled():
-            try:
-                output = self._encode_result(root.result())
-            except RomancyError as unstorable:
-                return await self._fail(unstorable)
-            try:
-                async with self._writing:
-                    await self.storage.update_instance_output(
-                        self.instance_id, f'{{"result": {output}}}', lock=self.lock
-                    )
-            except PayloadTooLargeError as too_large:
-                return await self._fail(too_large)
-            return Ending.FINISHED
-        if isinstance(error, INFRASTRUCTURE):
-            raise error
-        return await self._fail(error or asyncio.CancelledError("the workflow's body cancelled itself"))
+        if root.cancelled():
+            return await self._fail(asyncio.CancelledError("the workflow's body cancelled itself"))
+        error = root.exception()
+        if error is not None and not isinstance(error, Recur):
+            return await self._fail(error)
+        try:
+            return await self._complete(root.result()) if error is None else await self._start_over(error.input_json)
+        except (SerializationError, *UNSTORABLE) as unstorable:
+            return await self._fail(unstorable)
+
+    async def _complete(self, result: Any) -> Ending:
+        output = self._encode_result(result)
+        async with self._writing:
+            await self.storage.update_instance_output(self.instance_id, f'{{"result": {output}}}', lock=self.lock)
+        return Ending.FINISHED
+
+    async def _start_over(self, input_json: str) -> Ending:
+        await self._stop_doing()  # what still runs belongs to the round that ends
+        async with self._writing:
+            await self.storage.recur_instance(self.instance_id, input_json, lock=self.lock)
+        return Ending.RECURRED
 
     async def _fail(self, error: BaseException) -> Ending:
+        await self._stop_doing()  # a step that began after we looked would be left without its compensation
         trace = "".join(traceback.format_exception(error, limit=-20))
         stored = StoredError.of(error, trace)
         output = encode(stored, "the workflow's error")
+        if not self.fits(output):
+            output = encode(stored.brief(), "the workflow's error")
         message = f"{stored.error_type}: {stored.error_message}"
         async with self._writing:
             undo = await self.storage.get_compensations(self.instance_id)
-            status = WorkflowStatus.COMPENSATING if undo else WorkflowStatus.FAILED
+            cancelled = await self.storage.get_history_event(self.instance_id, CANCELLED) is not None
+            status = WorkflowStatus.COMPENSATING if undo or cancelled else WorkflowStatus.FAILED
             await self.storage.update_instance_status(
                 self.instance_id, status, message, output_data=output, lock=self.lock
             )
         self.outcome = (status, stored.error_type)
-        return Ending.COMPENSATE if undo else Ending.FINISHED
+        return Ending.COMPENSATE if status is WorkflowStatus.COMPENSATING else Ending.FINISHED
+
+    def fits(self, text: str) -> bool:
+        """Whether a text is small enough to be stored as one payload."""
+        limit = self.storage.payload_limit
+        return len(text) * 4 <= limit or len(text.encode()) <= limit
 
     def stop(self, ending: Ending) -> None:
         """Stop at the next opportunity: the lock is lost, or the instance was cancelled."""
@@ -434,8 +463,9 @@ class Run:
     def next_step_id(self, name: str) -> str:
         """The id of the step that the running task asks for now."""
         task = asyncio.current_task(self.loop)
-        if not isinstance(task, WorkflowTask):
-            return step_id((0,), name, 1 + sum(pending.startswith(f"0/{name}:") for pending in self._pending))
+        if not isinstance(task, WorkflowTask):  # in a callback of the loop
+            self._calls_outside[name] += 1
+            return step_id((0,), name, self._calls_outside[name])
         task.calls[name] += 1
         return step_id(task.path, name, task.calls[name])
 
@@ -477,22 +507,47 @@ class Run:
 
     async def record(self, event: HistoryEvent) -> None:
         """Write an activity's end and hand it to the body; what others have to write meanwhile goes along."""
-        self._unwritten.append(event)
+        mine = _Unwritten(event)
+        self._unwritten.append(mine)
         async with self._writing:
-            events, self._unwritten = self._unwritten, []
-            wanted = [event for event in events if self._is_wanted(event)]
-            if not wanted:
-                return
-            if len(wanted) == 1:
-                appended = await self.storage.append_history(wanted[0], lock=self.lock)
-                self._recorded(wanted[0], appended.id)
-                return
-            for written, outcome in zip(
-                wanted, await self.storage.append_history_many(wanted, lock=self.lock), strict=True
-            ):
-                if isinstance(outcome, StorageError):
-                    raise outcome
-                self._recorded(written, outcome.id)
+            if not mine.settled:
+                await self._write_together()
+        if mine.error is not None:
+            raise mine.error
+
+    async def _write_together(self) -> None:
+        """Write all that is unwritten; each of its writers finds its own outcome."""
+        batch, self._unwritten = self._unwritten, []
+        for one in batch:
+            one.settled = True
+        wanted = [one for one in batch if self._is_wanted(one.event)]
+        try:
+            outcomes = await self._append([one.event for one in wanted])
+        except BaseException as error:
+            for one in wanted:
+                one.error = error
+            if not isinstance(error, StorageError):
+                raise
+            return
+        for one, outcome in zip(wanted, outcomes, strict=True):
+            if isinstance(outcome, StorageError):
+                one.error = outcome
+            else:
+                self._recorded(one.event, outcome.id)
+
+    async def _append(self, events: list[HistoryEvent]) -> list[Appended | StorageError]:
+        if len(events) > 1:
+            try:
+                return await self.storage.append_history_many(events, lock=self.lock)
+            except UNSTORABLE:  # one of them: one by one, it fails alone
+                pass
+        return [await self._append_one(event) for event in events]
+
+    async def _append_one(self, event: HistoryEvent) -> Appended | StorageError:
+        try:
+            return await self.storage.append_history(event, lock=self.lock)
+        except UNSTORABLE as error:
+            return error
 
     def _is_wanted(self, event: HistoryEvent) -> bool:
         return event.activity_id.partition("#")[0] in self._pending

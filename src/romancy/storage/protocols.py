@@ -166,12 +166,14 @@ class InstanceManager(Protocol):
         keep_lock: bool = False,
         withdrawn: Sequence[str] = (),
         one_message: bool = False,
+        only_running: bool = False,
     ) -> list[HistoryEvent]:
         """Record and return what is due already; if nothing is, register all waits and release the lock.
 
         With ``keep_lock=True`` only record what is due. Waits of the steps `withdrawn` are forgotten first. With
         ``one_message=True`` a message is taken only if nothing else is due, and only one: for a caller that may
-        withdraw its other waits when it has the first result, and then must not have received what it drops.
+        withdraw its other waits when it has the first result, and then must not have received what it drops. With
+        ``only_running=True`` a compensating instance is refused: its body must not fall asleep over its cancellation.
         """
 
     async def get_awaited_steps(self, instance_id: str) -> list[str]:

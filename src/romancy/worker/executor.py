@@ -10,16 +10,14 @@ from typing import Any
 
 from ..compensation import Compensator
 from ..engine.clock import DatabaseClock
-from ..engine.run import Ending, Run
+from ..engine.run import INFRASTRUCTURE, Ending, Run
 from ..errors import NonDeterminismError
 from ..hooks import NOBODY
 from ..logs import about, log
 from ..storage import (
     Lock,
     LockLostError,
-    OutcomeUnknownError,
     SQLStorage,
-    TransientStorageError,
     WorkflowInstance,
     WorkflowStatus,
 )
@@ -27,6 +25,7 @@ from ..workflow import Workflow
 
 _TRIES_BEFORE_PARKING = 5
 _LONGEST_BACKOFF_SEC = 300.0
+_LONGEST_TROUBLE_SEC = 5.0
 _RETRY_CODE_SEC = 30.0
 """How often to look whether the code fits the history of a parked instance again."""
 
@@ -78,6 +77,9 @@ class Executor:
         self._on_due = on_due
         self._executions: dict[str, Execution] = {}
         self._tries: dict[str, int] = {}
+        """How often in a row an instance could not be run."""
+        self._troubles: dict[str, int] = {}
+        """How often in a row the infrastructure kept an instance from going on."""
         self.reserved = 0
         """Places kept for instances that are just being created."""
 
@@ -130,16 +132,17 @@ class Executor:
         try:
             await self._until_it_rests(execution)
             self._tries.pop(instance_id, None)
+            self._troubles.pop(instance_id, None)
         except LockLostError:
             log.info("instance %s: the lock is another worker's now", instance_id, extra=about(instance_id))
             execution.watched.suspended("lock lost")
         except NonDeterminismError as error:
             log.error("instance %s is parked: %s", instance_id, error, extra=about(instance_id))
             await self._quietly(self._set_aside(execution, error, _RETRY_CODE_SEC))
-        except (TransientStorageError, OutcomeUnknownError) as error:
+        except INFRASTRUCTURE as error:
             # The infrastructure's trouble, never the workflow's: somebody goes on when it is over.
             log.warning("instance %s is given back: %s", instance_id, error, extra=about(instance_id))
-            await self._give_back(execution)
+            await self._give_back_later(execution)
         except asyncio.CancelledError:
             await self._give_back(execution)
             raise
@@ -153,6 +156,15 @@ class Executor:
         execution.watched = self.observers.workflow(
             execution.instance_id, execution.instance.workflow_name, resumed=resumed
         )
+
+    async def _give_back_later(self, execution: Execution) -> None:
+        """Give an instance back; if that happens again and again, not at once, so that nobody runs in circles."""
+        try:
+            troubles = self._troubles[execution.instance_id] = self._troubles.get(execution.instance_id, 0) + 1
+            if troubles > 1:
+                await asyncio.sleep(min(0.05 * 2.0 ** min(troubles, 16), _LONGEST_TROUBLE_SEC))
+        finally:
+            await self._give_back(execution)
 
     async def _give_back(self, execution: Execution) -> None:
         execution.watched.suspended("given back")

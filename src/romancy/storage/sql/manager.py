@@ -45,8 +45,12 @@ class Manager:
     )
 
     @property
+    def payload_limit(self) -> int:
+        """How many bytes a payload may have: what is configured, or less if the server accepts less."""
+        return self._payload_limit
+
+    @property
     def _payload_limit(self) -> int:
-        """What is configured, or less if the server accepts less."""
         server = self.runner.payload_limit
         return self.max_payload_bytes if server is None else min(self.max_payload_bytes, server)
 

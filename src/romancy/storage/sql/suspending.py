@@ -59,11 +59,15 @@ class Suspending(Delivery, Archive):
         keep_lock: bool = False,
         withdrawn: Sequence[str] = (),
         one_message: bool = False,
+        only_running: bool = False,
     ) -> list[HistoryEvent]:
         check_waits(instance_id, waits)
         # Awaited instances before our own: whatever finishes one locks it first, and then those that wait for it.
         awaited = await self._statuses([wait.instance_id for wait in waits if isinstance(wait, InstanceWait)])
-        self._must_run(instance_id, await self._hold_instance(instance_id, lock))
+        status = await self._hold_instance(instance_id, lock)
+        self._must_run(instance_id, status)
+        if only_running and status is not WorkflowStatus.RUNNING:
+            raise InvalidStatusTransitionError(instance_id, status, "waiting")
         for activity_id in withdrawn:
             await self._withdraw(instance_id, activity_id)
         due: dict[Wait, HistoryEvent] = {}
