@@ -54,7 +54,8 @@ TABLES = {
     "groups": "SELECT instance_id, group_name FROM workflow_group_memberships ORDER BY id",
     "outbox": """
         SELECT event_id, event_type, event_source, data_type, event_data, event_data_binary, content_type, created_at,
-               published_at, status, retry_count, last_error, lease_owner, lease_until, next_attempt_at
+               published_at, status, retry_count, last_error,
+               CASE WHEN status <> 'published' THEN lease_owner END AS lease_owner, lease_until, next_attempt_at
           FROM outbox_events ORDER BY event_id""",
     "states": "SELECT instance_id, state FROM romancy_states ORDER BY instance_id",
     "seen_events": "SELECT event_key, seen_at FROM romancy_seen_events ORDER BY event_key",

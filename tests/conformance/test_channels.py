@@ -154,6 +154,12 @@ async def test_channel_names_are_compared_byte_for_byte(harness: Harness, storag
         assert await storage.get_channel_mode(name) == (COMPETING if name == "Chan" else BROADCAST)
 
 
+async def test_more_messages_than_a_transaction_should_hold_are_refused(storage: SQLStorage) -> None:
+    with pytest.raises(ValueError, match="100,000 messages at once, not 100,001"):
+        await storage.publish_many([ChannelMessage(channel="orders", data="1")] * 100_001)
+    assert await storage.get_pending_channel_messages("orders") == []
+
+
 async def test_many_messages_are_published_together_and_numbered_as_given(storage: SQLStorage) -> None:
     messages = [ChannelMessage(channel=f"c{n % 3}", data=str(n), metadata=f'{{"n": {n}}}') for n in reversed(range(9))]
     messages.append(ChannelMessage(channel="c0", data_binary=b"\0last"))

@@ -16,6 +16,7 @@ from romancy.storage import (
     HistoryIteratorOptions,
     HistoryPage,
     InstanceNotFoundError,
+    Lock,
     LockLostError,
     OutboxEvent,
     SQLStorage,
@@ -24,6 +25,7 @@ from romancy.storage import (
     WorkflowStatus,
 )
 from romancy.storage.sql import archive
+from romancy.storage.sql.statement import NativeQuery, Want
 from tests.harness import Harness, contents, history_of, step
 
 LATER = datetime(2042, 1, 1, tzinfo=UTC)
@@ -126,6 +128,32 @@ async def test_inside_a_transaction_a_repeated_step_is_always_a_conflict(harness
             await storage.append_history(step(lock.instance_id), lock=lock)
         (outcome,) = await storage.append_history_many([step(lock.instance_id)], lock=lock)
         assert isinstance(outcome, HistoryConflictError)
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+async def test_a_step_is_recorded_if_what_stood_in_its_place_is_gone_before_it_is_looked_at(
+    harness: Harness, storage: SQLStorage, monkeypatch: pytest.MonkeyPatch, fenced: bool
+) -> None:
+    lock = await harness.locked(storage)
+    await storage.append_history(step(lock.instance_id, data='"rival"'))
+    look = storage._why_not_appended
+
+    async def look_too_late(event: HistoryEvent, lock: Lock | None) -> HistoryEvent | None:
+        await NativeQuery[int]("DELETE FROM workflow_history", (), Want.COUNT)
+        return await look(event, lock)
+
+    monkeypatch.setattr(storage, "_why_not_appended", look_too_late)
+    appended = await storage.append_history(step(lock.instance_id, data='"ours"'), lock=lock if fenced else None)
+
+    assert not appended.already_recorded
+    assert [event.event_data for event in await history_of(storage, lock.instance_id)] == ['"ours"']
+
+
+async def test_more_steps_than_a_transaction_should_hold_are_refused(harness: Harness, storage: SQLStorage) -> None:
+    lock = await harness.locked(storage)
+    with pytest.raises(ValueError, match="100,000 events at once, not 100,001"):
+        await storage.append_history_many([step(lock.instance_id)] * 100_001, lock=lock)
+    assert await history_of(storage, lock.instance_id) == []
 
 
 async def test_the_loser_of_an_append_race_commits_nothing(harness: Harness, storage: SQLStorage) -> None:

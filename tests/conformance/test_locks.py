@@ -235,6 +235,20 @@ async def test_a_lost_lock_cannot_be_refreshed(harness: Harness, storage: SQLSto
     assert await contents(storage) == before
 
 
+async def test_a_hundred_thousand_locks_can_be_refreshed_together(harness: Harness, storage: SQLStorage) -> None:
+    held = [await harness.locked(storage) for _ in range(3)]
+    gone = [Lock(f"{n:0255}", 1, "worker-1", held[0].expires_at, held[0].status) for n in range(99_997)]
+    locks = [held[0], *gone[:50_000], held[1], *gone[50_000:], held[2]]
+    harness.advance(seconds=10)
+
+    outcomes = await storage.refresh_locks(locks, 30)
+
+    alive = [lock for lock, outcome in zip(locks, outcomes, strict=True) if not isinstance(outcome, LockLostError)]
+    assert alive == held
+    with pytest.raises(ValueError, match="100,000 locks at once, not 100,001"):
+        await storage.refresh_locks([*locks, held[0]], 30)
+
+
 async def test_many_locks_are_refreshed_in_one_go_and_answered_in_order(harness: Harness, storage: SQLStorage) -> None:
     locks = [await harness.locked(storage, f"worker-{number % 2}") for number in range(5)]
     await storage.release_lock(locks[1].instance_id, locks[1].worker_id, lock=locks[1])

@@ -8,7 +8,14 @@ from datetime import timedelta
 
 import pytest
 
-from romancy.storage import ChannelDeliveryResult, SQLStorage, TimerSubscription, WorkflowStatus
+from romancy.storage import (
+    ChannelDeliveryResult,
+    ForeignInstanceError,
+    InstanceWait,
+    SQLStorage,
+    TimerSubscription,
+    WorkflowStatus,
+)
 from tests.conformance.arrange import (
     BROADCAST,
     COMPETING,
@@ -540,3 +547,43 @@ async def test_a_neighbour_that_checks_no_foreign_keys_cannot_claim_what_we_have
         assert await deliver(storage, receiver, "jobs") is not None
         with pytest.raises(sqlite3.IntegrityError, match="the message is gone"):
             theirs.execute(claim, values)
+
+
+@FRAMEWORKS
+async def test_a_neighbour_that_would_not_tell_us_of_its_end_cannot_be_waited_for(
+    harness: Harness, storage: SQLStorage, framework: str
+) -> None:
+    await neighbour(storage, "theirs", framework, status="running")
+    lock = await harness.locked(storage)
+    before = await contents(storage)
+
+    with pytest.raises(ForeignInstanceError, match="cannot be waited for; let it publish a message"):
+        await storage.suspend(lock.instance_id, [InstanceWait("theirs", "child:1")], lock=lock)
+
+    assert await contents(storage) == before
+
+
+@FRAMEWORKS
+async def test_a_neighbour_that_has_finished_counts_as_finished(
+    harness: Harness, storage: SQLStorage, framework: str
+) -> None:
+    await neighbour(storage, "theirs", framework, status="completed")
+    lock = await harness.locked(storage)
+
+    [event] = await storage.suspend(lock.instance_id, [InstanceWait("theirs", "child:1")], lock=lock)
+
+    assert json.loads(event.event_data or "") == {"instance_id": "theirs", "status": "completed"}
+
+
+@FRAMEWORKS
+async def test_instances_of_a_framework_that_we_stand_in_for_can_be_waited_for(
+    harness: Harness, framework: str
+) -> None:
+    storage = await harness.open(framework=framework)
+    await neighbour(storage, "theirs", framework, status="running")
+    lock = await harness.locked(storage)
+    await storage.suspend(lock.instance_id, [InstanceWait("theirs", "child:1")], lock=lock)
+
+    await storage.update_instance_output("theirs", "1")
+
+    assert await status_of(storage, lock.instance_id) == WorkflowStatus.RUNNING

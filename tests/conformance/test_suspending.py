@@ -102,6 +102,21 @@ async def test_an_instance_can_wait_for_several_things_at_once(harness: Harness,
     assert await row(storage, WAITS_LEFT) == (1, 1, 1)
 
 
+async def test_awaited_steps_are_told_in_the_order_of_their_bytes(harness: Harness, storage: SQLStorage) -> None:
+    lock = await subscriber(harness, storage)
+    child = await harness.instance(storage)
+    waits = [
+        InstanceWait(child, "b"),
+        ChannelWait("orders", "é"),
+        await timer(storage, lock.instance_id, name="B"),
+        await timer(storage, lock.instance_id, name="a "),
+        InstanceWait(child, "a"),
+    ]
+    await storage.suspend(lock.instance_id, waits, lock=lock)
+
+    assert await storage.get_awaited_steps(lock.instance_id) == ["B", "a", "a ", "b", "é"]
+
+
 @pytest.mark.parametrize(
     ("position", "status"),
     [

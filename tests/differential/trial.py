@@ -62,9 +62,6 @@ class Client:
             if not has_more:
                 return found
 
-    async def get_awaited_steps(self, instance_id: str) -> list[str]:
-        return sorted(await self.storage.get_awaited_steps(instance_id))
-
     async def publish_foreign(self, channel_name: str, data: str, reserved_id: int | None = None) -> int:
         columns, name = ["channel", "message_id", "data_type", "data", "published_at"], str(uuid4())
         values = [channel_name, name, "json", data, self.driver.encode_time(await self.storage.current_time())]

@@ -12,6 +12,7 @@ import pytest
 from romancy.storage import (
     ChannelMode,
     Lock,
+    OutboxEvent,
     OutcomeUnknownError,
     SQLStorage,
     StorageUnavailableError,
@@ -160,6 +161,19 @@ async def test_a_read_is_simply_run_again(harness: Harness, line: Line, cut: str
 
     assert await line.storage.get_instance(instance_id) is not None
     assert line.proxy.cuts == 1
+
+
+@pytest.mark.parametrize("cut", ["cut_when_sent", "cut_when_answered"])
+async def test_marking_an_event_as_sent_knows_its_own_doing_when_it_is_run_again(line: Line, cut: str) -> None:
+    for name in ("first", "second"):
+        await line.direct.add_outbox_event(OutboxEvent(name, "made", "test"))
+    await line.storage.mark_outbox_event_sent("first")
+
+    setattr(line.proxy, cut, b"second")
+
+    assert await line.storage.mark_outbox_event_sent("second") is True
+    assert line.proxy.cuts == 1
+    assert await line.storage.mark_outbox_event_sent("second") is False
 
 
 async def test_a_users_own_statement_is_of_unknown_outcome(line: Line) -> None:

@@ -10,6 +10,7 @@
 from .errors import (
     ChannelModeConflictError,
     DatabaseError,
+    ForeignInstanceError,
     HistoryConflictError,
     InstanceExistsError,
     InstanceNotFoundError,
@@ -115,6 +116,7 @@ __all__ = [
     "DatabaseError",
     "Driver",
     "Executor",
+    "ForeignInstanceError",
     "GroupManager",
     "GroupMembership",
     "HistoryArchiveManager",

@@ -10,6 +10,7 @@
     ├── HistoryConflictError             this step is recorded already, and differently
     ├── OutboxEventExistsError           this event id is taken
     ├── InvalidStatusTransitionError     the instance's state forbids it
+    ├── ForeignInstanceError             another framework's instance: it ends without telling us
     ├── WorkflowNotCancellableError      finished, compensating or missing: nothing to cancel
     ├── ChannelModeConflictError         the channel has subscribers of the other mode
     ├── NotSubscribedError               subscribe before receiving
@@ -106,6 +107,18 @@ class InvalidStatusTransitionError(StorageError):
         self.instance_id = instance_id
         self.status = status
         self.target = target
+
+
+class ForeignInstanceError(StorageError):
+    """An instance of a framework that knows nothing of our waits; nobody would tell us of its end."""
+
+    def __init__(self, instance_id: str, framework: str) -> None:
+        super().__init__(
+            f"instance {instance_id!r} belongs to the framework {framework!r}, which will not tell us of its end:"
+            " it cannot be waited for; let it publish a message"
+        )
+        self.instance_id = instance_id
+        self.framework = framework
 
 
 class WorkflowNotCancellableError(StorageError):

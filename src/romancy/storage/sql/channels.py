@@ -15,7 +15,7 @@ import msgspec
 
 from ..errors import ChannelModeConflictError, InstanceNotFoundError
 from ..models import ChannelMessage, ChannelMode, ChannelSubscription, HistoryEvent, Lock
-from .checks import age_sec, check_binary, check_json, check_key, check_optional_json, page_size, row_id
+from .checks import age_sec, check_batch, check_binary, check_json, check_key, check_optional_json, page_size, row_id
 from .ending import Ending
 from .fragments import claimed_by_another_than, received_by
 from .operation import Hint, operation
@@ -210,6 +210,7 @@ class Channels(Ending):
 
     @operation
     async def publish_many(self, messages: Sequence[ChannelMessage], *, lock: Lock | None = None) -> list[int]:
+        check_batch("messages", len(messages))
         checked = [
             self._checked_message(message.channel, payload_of(message), message.metadata) for message in messages
         ]

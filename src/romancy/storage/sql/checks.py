@@ -113,6 +113,12 @@ def page_size(limit: int, default: int = 100) -> int:
     return min(limit or default, LARGEST_LIMIT)
 
 
+def check_batch(what: str, count: int) -> None:
+    """Accept as many things at once as one transaction should hold."""
+    if count > LARGEST_LIMIT:
+        raise ValueError(f"at most {LARGEST_LIMIT:,} {what} at once, not {count:,}")
+
+
 def row_id(number: int) -> int:
     """An id as the databases can compare it: what is beyond their 64 bits is beyond every row, too."""
     return max(-(2**63), min(number, 2**63 - 1))

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from ..errors import HistoryConflictError, InstanceNotFoundError, LockLostError, StorageError, TransientStorageError
 from ..models import Appended, HistoryEvent, HistoryPage, Lock
-from .checks import check_key, page_size, row_id
+from .checks import check_batch, check_key, page_size, row_id
 from .manager import Manager, check_lock, same_record
 from .operation import operation
 from .statement import sql
+
+_ATTEMPTS = 5
 
 
 class History(Manager):
@@ -75,6 +77,7 @@ class History(Manager):
     async def append_history_many(
         self, events: Sequence[HistoryEvent], *, lock: Lock | None = None
     ) -> list[Appended | StorageError]:
+        check_batch("events", len(events))
         return await self._append_many(list(events), lock, self.runner.transactions.active())
 
     @operation
@@ -92,23 +95,33 @@ class History(Manager):
         return results
 
     async def _append_one(self, event: HistoryEvent, lock: Lock | None, strict: bool) -> Appended:
-        row = self._checked_event(event)
-        if lock is None:
-            recorded_id = await self._append_unfenced.insert(**row)
-        else:
-            check_lock(event.instance_id, lock)
-            recorded_id = await self._append_fenced.insert(**row, token=lock.token, worker_id=lock.worker_id)
-        if recorded_id is not None:
-            return Appended(recorded_id, already_recorded=False)
-        recorded = await self._why_not_appended(event, lock)
+        recorded = await self._insert(event, lock)
+        if isinstance(recorded, int):
+            return Appended(recorded, already_recorded=False)
         if lock is None or strict or recorded.id is None or not same_record(recorded, event):
             raise HistoryConflictError(recorded)
         if await self._recorded_under.value(history_id=recorded.id) != lock.token:
             raise HistoryConflictError(recorded)
         return Appended(recorded.id, already_recorded=True)
 
-    async def _why_not_appended(self, event: HistoryEvent, lock: Lock | None) -> HistoryEvent:
-        """Nothing was written: say whether the instance, the lock or the place was missing."""
+    async def _insert(self, event: HistoryEvent, lock: Lock | None) -> int | HistoryEvent:
+        """Record a step: its id, or what stands in its place already."""
+        row = self._checked_event(event)
+        if lock is not None:
+            check_lock(event.instance_id, lock)
+            row |= {"token": lock.token, "worker_id": lock.worker_id}
+        for _ in range(_ATTEMPTS):
+            recorded_id = await (self._append_unfenced if lock is None else self._append_fenced).insert(**row)
+            if recorded_id is not None:
+                return recorded_id
+            recorded = await self._why_not_appended(event, lock)
+            if recorded is not None:
+                return recorded
+            # What was in the way has been archived or rolled back since: the place is free.
+        raise TransientStorageError(f"others keep recording and removing step {event.activity_id!r}; try again")
+
+    async def _why_not_appended(self, event: HistoryEvent, lock: Lock | None) -> HistoryEvent | None:
+        """Nothing was written: complain of a missing instance or lock, or say what stands in the place by now."""
         if lock is None:
             owned = await self._exists.value(instance_id=event.instance_id)
         else:
@@ -118,8 +131,6 @@ class History(Manager):
         recorded = await self._recorded_step.one(instance_id=event.instance_id, activity_id=event.activity_id)
         if lock is not None and not owned:
             raise LockLostError(event.instance_id, lock.worker_id)
-        if recorded is None:
-            raise TransientStorageError(f"a rival was recording step {event.activity_id!r} and gave up; try again")
         return recorded
 
     @operation(reads=True)

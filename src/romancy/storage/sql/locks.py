@@ -9,12 +9,14 @@ import msgspec
 
 from ..errors import LockLostError
 from ..models import RUNNABLE, Lock, StaleWorkflowInfo, WorkflowInstance, WorkflowStatus
-from .checks import check_key, not_negative, page_size, positive
+from .checks import check_batch, check_key, not_negative, page_size, positive
 from .fragments import longest_runnable
 from .instances import Instances
 from .manager import check_lock
 from .operation import operation
 from .statement import columns, merged, sql
+
+_REFRESHED_AT_ONCE = 1000
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -168,13 +170,17 @@ class Locks(Instances):
 
     @operation(idempotent=True, urgent=True)
     async def refresh_locks(self, locks: Sequence[Lock], timeout_sec: float) -> list[Lock | LockLostError | None]:
+        check_batch("locks", len(locks))
         # Of two acquisitions by one worker only the newer can be live.
         newest: dict[str, dict[str, int | None]] = {}
         for lock in sorted(locks, key=lambda lock: (lock.worker_id, lock.token)):
             newest.setdefault(lock.worker_id, {})[lock.instance_id] = lock.token
-        refreshed = {
-            worker_id: await self._refresh(tokens, worker_id, timeout_sec) for worker_id, tokens in newest.items()
-        }
+        refreshed: dict[str, dict[str, Lock | LockLostError | None]] = {}
+        for worker_id, tokens in newest.items():
+            outcomes = refreshed[worker_id] = {}
+            owned = list(tokens.items())
+            for start in range(0, len(owned), _REFRESHED_AT_ONCE):  # a statement has a largest size on MariaDB
+                outcomes |= await self._refresh(dict(owned[start : start + _REFRESHED_AT_ONCE]), worker_id, timeout_sec)
         return [
             refreshed[lock.worker_id][lock.instance_id]
             if newest[lock.worker_id][lock.instance_id] == lock.token

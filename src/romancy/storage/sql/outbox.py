@@ -81,8 +81,10 @@ class Outbox(Manager):
 
     _sent = sql("""
         UPDATE outbox_events
-           SET status = 'published', published_at = {now}, updated_at = {now}, lease_owner = NULL, lease_until = NULL
+           SET status = 'published', published_at = {now}, updated_at = {now}, lease_owner = :mark, lease_until = NULL
          WHERE event_id = :event_id AND status <> 'published'""")
+
+    _sent_by = sql("SELECT 1 FROM outbox_events WHERE event_id = :event_id AND lease_owner = :mark")
 
     _failed = sql("""
         UPDATE outbox_events
@@ -156,9 +158,15 @@ class Outbox(Manager):
         if events:
             await self._end_lease.run(event_ids=[event.event_id for event in events])
 
-    @operation(autocommit=True, idempotent=True)
     async def mark_outbox_event_sent(self, event_id: str) -> bool:
-        return bool(await self._sent.run(event_id=check_key("event_id", event_id)))
+        return await self._mark_sent(event_id, f"sent-{uuid4().hex}")
+
+    @operation(autocommit=True, idempotent=True)
+    async def _mark_sent(self, event_id: str, mark: str) -> bool:
+        """Mark an event as published; by the mark, a repetition whose first outcome got lost knows its own doing."""
+        if await self._sent.run(event_id=check_key("event_id", event_id), mark=mark):
+            return True
+        return await self._sent_by.value(event_id=event_id, mark=mark) is not None
 
     @operation(autocommit=True)
     async def mark_outbox_event_failed(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import InstanceNotFoundError, InvalidStatusTransitionError
+from ..errors import ForeignInstanceError, InstanceNotFoundError, InvalidStatusTransitionError
 from ..models import (
     FINISHED,
     ChannelMode,
@@ -21,7 +21,7 @@ from .archive import Archive
 from .checks import check_json, check_key
 from .delivery import Delivery
 from .ending import finished_event
-from .envelopes import timeout_event
+from .envelopes import EDDA, ROMANCY_GO, timeout_event
 from .operation import operation
 from .statement import sql
 from .timers import check_timer
@@ -30,7 +30,8 @@ from .timers import check_timer
 class Suspending(Delivery, Archive):
     """`suspend` and its single forms, and starting over with `recur_instance`."""
 
-    _share_instance = sql("SELECT i.status FROM workflow_instances i WHERE i.instance_id = :instance_id {for_share}")
+    _share_instance = sql("""
+        SELECT i.status, i.framework FROM workflow_instances i WHERE i.instance_id = :instance_id {for_share}""")
 
     _register_instance_wait = sql("""
         INSERT INTO romancy_instance_waits (instance_id, activity_id, awaited_id)
@@ -91,7 +92,8 @@ class Suspending(Delivery, Archive):
     @operation(reads=True, by_key=True)
     async def get_awaited_steps(self, instance_id: str) -> list[str]:
         rows = await self._awaited_steps.all(instance_id=check_key("instance_id", instance_id))
-        return [activity_id for (activity_id,) in rows]
+        # Sorted here, since tables that another framework made would sort by their own collation.
+        return sorted((activity_id for (activity_id,) in rows), key=str.encode)
 
     async def _withdraw(self, instance_id: str, activity_id: str) -> None:
         """Forget the waits of one step."""
@@ -103,10 +105,13 @@ class Suspending(Delivery, Archive):
         """Keep these instances from finishing until commit; their statuses."""
         statuses: dict[str, WorkflowStatus] = {}
         for instance_id in sorted(set(instance_ids)):
-            status = await self._share_instance.value(instance_id=instance_id)
-            if status is None:
+            found = await self._share_instance.one(instance_id=instance_id)
+            if found is None:
                 raise InstanceNotFoundError(instance_id)
-            statuses[instance_id] = WorkflowStatus(status)
+            status, framework = WorkflowStatus(found[0]), found[1]
+            if status not in FINISHED and framework in (EDDA, ROMANCY_GO) and framework != self.framework:
+                raise ForeignInstanceError(instance_id, framework)
+            statuses[instance_id] = status
         return statuses
 
     async def _due_now(self, instance_id: str, wait: Wait, awaited: dict[str, WorkflowStatus]) -> HistoryEvent | None:
