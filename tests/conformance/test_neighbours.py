@@ -224,14 +224,20 @@ async def test_a_competing_neighbour_takes_the_message_away(harness: Harness, st
 
 
 @FRAMEWORKS
-async def test_bytes_are_not_given_to_neighbours_that_cannot_read_them(storage: SQLStorage, framework: str) -> None:
-    await neighbour_waits(storage, "e1", framework=framework)
-    await publish(storage, b"\0")
+@pytest.mark.parametrize("mode", [BROADCAST, COMPETING])
+async def test_bytes_reach_neighbours_as_json_since_they_can_read_nothing_else(
+    storage: SQLStorage, framework: str, mode: str
+) -> None:
+    await neighbour_waits(storage, "e1", mode=mode, framework=framework)
+    await storage.publish_to_channel("orders", b"\0\xff", '{"a": 1}')
 
-    assert await deliver(storage, "e1") is None
+    assert await deliver(storage, "e1") is not None
 
-    assert await history_of(storage, "e1") == []
-    assert await status_of(storage, "e1") == WorkflowStatus.WAITING_FOR_MESSAGE
+    [event] = await history_of(storage, "e1")
+    envelope = json.loads(event.event_data or "")
+    assert (envelope["data"], envelope["metadata"]) == ({"data_base64": "AP8="}, {"a": 1})
+    assert event.event_data_binary is None
+    assert await data_pending(storage, "e1") == []
 
 
 @FRAMEWORKS

@@ -110,6 +110,16 @@ async def test_edda_receives_what_both_of_us_published_while_it_was_busy(storage
     assert numbers(await edda.result(busy)) == [1, 2, 3, 4]
 
 
+async def test_edda_receives_bytes_as_json_and_then_what_comes_behind_them(storage: SQLStorage, edda: Edda) -> None:
+    waiting = await edda.start("receiver", channel="news", count=2)
+
+    await storage.publish_to_channel("news", b"\0\xff")
+    await publish(storage, "news", 2)
+    assert await deliver(storage, "news") == 1
+
+    assert await edda.result(waiting) == [{"data_base64": "AP8="}, {"n": 2}]
+
+
 async def test_a_competing_message_goes_to_one_of_eddas_receivers_and_ours(
     storage: SQLStorage, edda: Edda, ours: Harness
 ) -> None:

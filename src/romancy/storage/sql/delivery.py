@@ -28,7 +28,7 @@ from ..models import (
 )
 from .channels import Channels
 from .checks import check_key, check_optional_key, page_size
-from .envelopes import can_read, received_event, timeout_event
+from .envelopes import readable, received_event, timeout_event
 from .operation import operation
 from .statement import sql
 from .timers import Timers
@@ -326,8 +326,9 @@ class Delivery(Channels, Timers):
         if subscription.mode is ChannelMode.COMPETING:
             await self._hold_channel(channel)
         message = await self._next_message(subscription)
-        if message is None or not (ours or can_read(message, framework)):
+        if message is None:
             return None
+        message = message if ours else readable(message, framework)
         await self._deliver(instance_id, activity_id, message, subscription.mode, framework)
         return str(activity_id)
 

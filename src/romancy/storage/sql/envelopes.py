@@ -5,7 +5,10 @@ Envelopes are spliced from text, never decoded and encoded again: big integers, 
 
 from __future__ import annotations
 
+import base64
 import json
+
+import msgspec
 
 from ..models import ChannelMessage, ChannelSubscription, HistoryEvent, HistoryEventType
 from .timers import iso
@@ -24,9 +27,15 @@ def received_event(instance_id: str, activity_id: str, message: ChannelMessage, 
     )
 
 
-def can_read(message: ChannelMessage, framework: str) -> bool:
-    """Whether the receiver's framework can replay the message at all: Edda breaks on a binary one, for ever."""
-    return message.data_binary is None or framework not in (EDDA, ROMANCY_GO)
+def readable(message: ChannelMessage, framework: str) -> ChannelMessage:
+    """The message as the receiver's framework can replay it.
+
+    Edda breaks on bytes in a history, for ever, and Romancy knows none; they get JSON as CloudEvents write bytes in it.
+    """
+    if message.data_binary is None or framework not in (EDDA, ROMANCY_GO):
+        return message
+    text = base64.b64encode(message.data_binary).decode()
+    return msgspec.structs.replace(message, data=f'{{"data_base64": "{text}"}}', data_binary=None)
 
 
 def _edda(message: ChannelMessage) -> str:
