@@ -156,10 +156,13 @@ class App:
         await self.storage.initialize()
         self._listening = asyncio.create_task(hear(self.storage, self._on_hint))
         if self._wants_worker:
-            self.worker = Worker(self.storage, self.workflows, self._settings, self._service, self._observers)
+            self.worker = Worker(
+                self.storage, self.workflows, self._settings, self._service, self._observers, self._on_events
+            )
             await self.worker.start()
         if self._publisher is not None:
-            self._relayer = Relayer(self.storage, self._publisher, poll_sec=self._settings.poll_sec)
+            poll_sec = None if self._wants_worker else self._settings.poll_sec  # the worker's lookout sees events, too
+            self._relayer = Relayer(self.storage, self._publisher, poll_sec=poll_sec)
             self._relaying = asyncio.create_task(self._relayer.run(), name="Relayer")
         return self
 
@@ -271,8 +274,12 @@ class App:
                     for event in events:
                         event.set()
             case "workflow_outbox_pending" | "catch_up":
-                if self._relaying is not None:
-                    self._relayer.wake()
+                self._on_events()
+
+    def _on_events(self) -> None:
+        """Events are waiting to be sent."""
+        if self._relaying is not None:
+            self._relayer.wake()
 
 
 def _by_name(workflows: Iterable[Workflow[Any, Any]]) -> dict[str, Workflow[Any, Any]]:

@@ -31,6 +31,7 @@ from romancy import (
     workflow,
 )
 from romancy.storage import HistoryEvent, HistoryEventType, WorkflowStatus
+from romancy.storage.notifications.datagrams import DIRECTORY_VARIABLE
 
 # The program: activities touch the world, the workflow says in which order.
 
@@ -100,6 +101,7 @@ async def work(url: str) -> None:
 
 async def tell() -> None:
     with tempfile.TemporaryDirectory(prefix="romancy-demo-") as directory:
+        os.environ.setdefault(DIRECTORY_VARIABLE, directory)  # what killed workers leave behind goes with it
         url = f"sqlite:///{directory}/orders.db"
         async with asyncio.timeout(60), app(url, worker=False) as shop:
             chapter("A workflow is an async function")

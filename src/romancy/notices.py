@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from .storage import SQLStorage
+from .storage.notifications import CATCH_UP
 from .storage.sql.operation import Hint
 
 log = logging.getLogger("romancy")
@@ -17,6 +18,7 @@ async def hear(storage: SQLStorage, on_hint: Callable[[Hint], None]) -> None:
     while True:
         try:
             async with storage.listen() as hints:
+                on_hint(CATCH_UP)  # what was said before we listened
                 async for hint in hints:
                     on_hint(hint)
         except Exception as error:

@@ -29,6 +29,10 @@ POLLS: dict[str, tuple[Ask, str]] = {
         lambda storage: storage.find_resumable_workflows(workflow_names=["order"], owner_service=""),
         "romancy_instances_runnable",
     ),
+    "work": (
+        lambda storage: storage.look_for_work(2.0, workflow_names=["order"]),
+        "romancy_instances_(by_status|runnable)",
+    ),
     "claimable": (lambda storage: storage.claim_resumable_workflows("worker", 60, 10), "romancy_instances_runnable"),
     "stale-locks": (lambda storage: storage.cleanup_stale_locks(60), "romancy_instances_(by_status|runnable)"),
     "timers": (lambda storage: storage.find_expired_timers(), "romancy_timers_due"),

@@ -94,6 +94,13 @@ async def test_nothing_remains_when_everybody_has_left(home: Path, storage: SQLS
 
 
 @ON_SQLITE
+async def test_what_dead_processes_left_goes_with_the_last_one_who_leaves(home: Path, storage: SQLStorage) -> None:
+    async with storage.listen():
+        dead_socket(sockets(home)[0].parent)
+    assert list(home.iterdir()) == []
+
+
+@ON_SQLITE
 async def test_who_only_speaks_leaves_nothing_behind(home: Path, storage: SQLStorage) -> None:
     await storage.publish_to_channel("orders", "{}")
     await storage.close()
@@ -118,12 +125,27 @@ async def test_a_socket_whose_file_is_tidied_away_is_made_again(
 
 
 @ON_SQLITE
-async def test_a_listener_sweeps_away_what_dead_processes_left(home: Path, storage: SQLStorage) -> None:
+async def test_a_listener_sweeps_away_what_dead_processes_left(
+    harness: Harness, home: Path, storage: SQLStorage
+) -> None:
     async with storage.listen():
         dead = dead_socket(sockets(home)[0].parent)
-    assert dead.exists()
+        elsewhere = await harness.open()
+        assert dead.exists()
+        async with elsewhere.listen():
+            assert not dead.exists()
+
+
+@ON_SQLITE
+async def test_a_listener_removes_what_is_left_of_a_meeting_that_nobody_attends(
+    home: Path, storage: SQLStorage
+) -> None:
+    deserted, unrelated = home / ("0" * 16), home / "somebody's"
+    for directory in (home, deserted, unrelated):
+        directory.mkdir(mode=0o700)
+    dead_socket(deserted)
     async with storage.listen():
-        assert not dead.exists()
+        assert (deserted.exists(), unrelated.exists()) == (False, True)
 
 
 @ON_SQLITE

@@ -22,8 +22,12 @@ class DatabaseClock:
     async def read(self) -> datetime:
         """Ask the database."""
         moment = await self._storage.current_time()
-        self._moment, self._read_at = moment, time.monotonic()
+        self.told(moment)
         return moment
+
+    def told(self, moment: datetime) -> None:
+        """The database has just said what time it is, together with something else."""
+        self._moment, self._read_at = moment, time.monotonic()
 
     def now(self) -> datetime:
         """What the database would answer."""

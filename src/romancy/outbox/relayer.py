@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
@@ -11,6 +12,8 @@ from ..storage import OutboxEvent, SQLStorage
 from ..worker.services import Service, for_each
 
 log = logging.getLogger("romancy")
+
+_TIDY_SEC = 60.0
 
 Publisher = Callable[[OutboxEvent], Awaitable[object]]
 """Sends one event to the outside; raises when that failed, InvalidEventError when trying again is no use."""
@@ -32,7 +35,7 @@ class Relayer(Service):
         lease_sec: float = 60.0,
         max_attempts: int = 20,
         keep: timedelta | None = timedelta(days=7),
-        poll_sec: float = 1.0,
+        poll_sec: float | None = 1.0,
     ) -> None:
         super().__init__(poll_sec)
         self._storage = storage
@@ -41,11 +44,13 @@ class Relayer(Service):
         self._lease_sec = lease_sec
         self._max_attempts = max_attempts
         self._keep = keep
+        self._tidy_at = 0.0
 
     async def look(self) -> bool:
         events = await self._storage.get_pending_outbox_events(self._batch, lease_sec=self._lease_sec)
         await for_each(self._relay(event) for event in events)
-        if not events and self._keep is not None:
+        if not events and self._keep is not None and time.monotonic() >= self._tidy_at:
+            self._tidy_at = time.monotonic() + _TIDY_SEC
             await self._storage.cleanup_old_outbox_events(self._keep)
         return len(events) == self._batch
 

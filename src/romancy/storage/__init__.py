@@ -65,6 +65,7 @@ from .models import (
     StaleWorkflowInfo,
     SystemLock,
     TimerSubscription,
+    Work,
     WorkflowInstance,
     WorkflowStatus,
 )
@@ -174,6 +175,7 @@ __all__ = [
     "TransactionError",
     "TransactionManager",
     "TransientStorageError",
+    "Work",
     "WorkflowInstance",
     "WorkflowNotCancellableError",
     "WorkflowStatus",

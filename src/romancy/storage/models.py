@@ -289,6 +289,23 @@ class StaleWorkflowInfo(Model, frozen=True):
     workflow_name: str
 
 
+class Work(Model, frozen=True):
+    """What there is to do for a worker, as one look saw it."""
+
+    now: datetime
+    """The database's clock."""
+    runnable: bool
+    """`find_resumable_workflows` would find something."""
+    next_timer: datetime | None
+    """When the next timer is due, or was; None if that is not soon."""
+    next_timeout: datetime | None
+    """When the next wait for a message times out, or did; None if that is not soon."""
+    messages: bool
+    """`find_deliverable_subscriptions` has something to look at."""
+    events: bool
+    """`get_pending_outbox_events` would find something."""
+
+
 class Lock(Model, frozen=True):
     """One acquisition of an instance's lock: proof of ownership for every write bound to it with ``lock=``."""
 

@@ -45,6 +45,7 @@ from .models import (
     StaleWorkflowInfo,
     TimerSubscription,
     Wait,
+    Work,
     WorkflowInstance,
     WorkflowStatus,
 )
@@ -156,6 +157,15 @@ class InstanceManager(Protocol):
         self, limit: int = 100, *, workflow_names: Sequence[str] | None = None, owner_service: str | None = None
     ) -> list[ResumableWorkflow]:
         """Running or compensating instances whose lock is free, longest runnable first."""
+
+    async def look_for_work(
+        self,
+        soon_sec: float = 0.0,
+        *,
+        workflow_names: Sequence[str] | None = None,
+        owner_service: str | None = None,
+    ) -> Work:
+        """Which polls would find something, and what is due within `soon_sec`: all in one statement."""
 
     async def suspend(
         self,

@@ -1,4 +1,7 @@
-"""The services that find work: each sleeps until it is told of something, or until its next look."""
+"""The services of a worker: one looks for all kinds of work, the others do it, each when it is told that there is some.
+
+Who is told of too little finds it out from the lookout; who is told too much looks in vain.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import asyncio
 import logging
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
+from heapq import heappop, heappush
 from typing import Any
 
 from ..engine.clock import DatabaseClock
@@ -19,6 +23,7 @@ from ..storage import (
     LockLostError,
     SQLStorage,
     TimerSubscription,
+    Work,
 )
 from ..storage.sql.checks import check_key
 from .executor import Executor
@@ -31,6 +36,8 @@ _BATCH = 100
 _MOST_TOLD = 32
 """Of more channels at once we are not told one by one: a look at all of them is quicker."""
 _LONGEST_PAUSE_SEC = 10.0
+_SHORTEST_ALARM_SEC = 0.001
+_LONGEST_ALARM_SEC = 3600.0
 
 
 async def for_each(work: Iterable[Awaitable[Any]]) -> None:
@@ -47,9 +54,9 @@ async def for_each(work: Iterable[Awaitable[Any]]) -> None:
 
 
 class Service(ABC):
-    """Looks for work again and again; a database outage is logged and waited out."""
+    """Looks for work when woken, and every `poll_sec` if there is one; a database outage is logged and waited out."""
 
-    def __init__(self, poll_sec: float) -> None:
+    def __init__(self, poll_sec: float | None = None) -> None:
         self._poll_sec = poll_sec
         self._woken = asyncio.Event()
 
@@ -58,32 +65,53 @@ class Service(ABC):
         self._woken.set()
 
     async def run(self) -> None:
-        pause = 0.0
+        trouble_sec = 0.0
         while True:
             self._woken.clear()
             try:
                 again = await self.look()
-                pause = 0.0 if again else self.pause_sec()
+                trouble_sec = 0.0
+                if not again:
+                    await self._rest(self._poll_sec)
             except* Exception as trouble:
-                pause = min(max(1.0, 2 * pause), _LONGEST_PAUSE_SEC)
-                log.warning("%s waits %.1f s: %s", type(self).__name__, pause, trouble.exceptions[0])
-            if pause > 0:
-                await self._rest(pause)
+                trouble_sec = min(max(1.0, 2 * trouble_sec), _LONGEST_PAUSE_SEC)
+                log.warning("%s waits %.1f s: %s", type(self).__name__, trouble_sec, trouble.exceptions[0])
+            if trouble_sec:
+                await self._rest(trouble_sec)
 
-    async def _rest(self, pause: float) -> None:
+    async def _rest(self, pause: float | None) -> None:
         try:
-            async with asyncio.timeout(pause):
+            # Never shorter than asked for: many idle processes are gentle to the database.
+            async with asyncio.timeout(None if pause is None else pause * random.uniform(1.0, 1.2)):
                 await self._woken.wait()
         except TimeoutError:
             return
 
-    def pause_sec(self) -> float:
-        """How long to rest when nothing was found."""
-        return self._poll_sec * random.uniform(0.8, 1.2)
-
     @abstractmethod
     async def look(self) -> bool:
         """Do what there is to do; True to look again at once."""
+
+
+class Lookout(Service):
+    """Asks the database what there is to do, all in one statement, and wakes whoever does it."""
+
+    def __init__(
+        self,
+        storage: SQLStorage,
+        names: Sequence[str],
+        owner: str | None,
+        poll_sec: float,
+        on_work: Callable[[Work], None],
+    ) -> None:
+        super().__init__(poll_sec)
+        self._storage = storage
+        self._soon_sec = 2 * poll_sec
+        self._ours: dict[str, Any] = {"workflow_names": names, "owner_service": owner}
+        self._on_work = on_work
+
+    async def look(self) -> bool:
+        self._on_work(await self._storage.look_for_work(self._soon_sec, **self._ours))
+        return False
 
 
 class Resumer(Service):
@@ -98,7 +126,7 @@ class Resumer(Service):
         owner: str | None,
         settings: Settings,
     ) -> None:
-        super().__init__(settings.poll_sec)
+        super().__init__()
         self._storage = storage
         self._executor = executor
         self._worker_id = worker_id
@@ -162,43 +190,52 @@ class Timekeeper(Service):
     """Fires due timers and timeouts, waking up for those it knows of."""
 
     def __init__(
-        self,
-        storage: SQLStorage,
-        clock: DatabaseClock,
-        worker_id: str,
-        names: Sequence[str],
-        owner: str | None,
-        settings: Settings,
+        self, storage: SQLStorage, clock: DatabaseClock, worker_id: str, names: Sequence[str], owner: str | None
     ) -> None:
-        super().__init__(settings.poll_sec)
+        super().__init__()
         self._storage = storage
         self._clock = clock
         self._worker_id = worker_id
         self._ours: dict[str, Any] = {"workflow_names": names, "owner_service": owner}
         self._known: list[datetime] = []
+        """A heap of moments at which something will be due."""
+        self._alarm: asyncio.TimerHandle | None = None
 
     def note(self, due: datetime) -> None:
-        """A timer will be due: do not oversleep it."""
-        self._known.append(due)
-        self.wake()
+        """Something will be due: do not oversleep it."""
+        heappush(self._known, due)
+        if self._known[0] is due:
+            self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if self._known:
+            wait = (self._known[0] - self._clock.now()).total_seconds()
+            wait = min(max(_SHORTEST_ALARM_SEC, wait), _LONGEST_ALARM_SEC)
+            self._alarm = asyncio.get_running_loop().call_later(wait, self.wake)
+
+    async def run(self) -> None:
+        try:
+            await super().run()
+        finally:
+            self._known.clear()
+            self._set_alarm()
 
     async def look(self) -> bool:
+        now = self._clock.now()  # a little behind the database's own, which thus finds due what we forget here
+        while self._known and self._known[0] <= now:
+            heappop(self._known)
+        self._set_alarm()
         timers = await self._storage.find_expired_timers(_BATCH * 5, **self._ours)
         await for_each(self._fire(timer) for timer in timers)
         late = await self._storage.find_expired_channel_subscriptions(_BATCH, **self._ours)
         await for_each(self._storage.expire_channel_receive(subscription) for subscription in late)
-        now = await self._clock.read()
-        self._known = [due for due in self._known if due > now]
         return len(timers) == _BATCH * 5 or len(late) == _BATCH
 
     async def _fire(self, timer: TimerSubscription) -> None:
         await self._storage.fire_timer(timer, worker_id=self._worker_id)
-
-    def pause_sec(self) -> float:
-        if not self._known:
-            return super().pause_sec()
-        next_due = (min(self._known) - self._clock.now()).total_seconds()
-        return min(max(0.001, next_due), super().pause_sec())
 
 
 class Courier(Service):
@@ -207,7 +244,7 @@ class Courier(Service):
     def __init__(
         self, storage: SQLStorage, worker_id: str, names: Sequence[str], owner: str | None, settings: Settings
     ) -> None:
-        super().__init__(settings.poll_sec)
+        super().__init__()
         self._storage = storage
         self._worker_id = worker_id
         self._ours: dict[str, Any] = {"workflow_names": names, "owner_service": owner}

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
 from ..engine.clock import DatabaseClock
 from ..hooks import NOBODY, Observers
 from ..notices import hear
-from ..storage import Lock, SQLStorage, WorkflowInstance
+from ..storage import Lock, SQLStorage, Work, WorkflowInstance
 from ..storage.notifications import told
 from ..storage.sql.operation import Hint
 from ..workflow import Workflow
 from .executor import Executor
-from .services import Courier, Heart, Resumer, Service, Timekeeper
+from .services import Courier, Heart, Lookout, Resumer, Service, Timekeeper
 from .settings import Settings
 
 
@@ -31,6 +31,7 @@ class Worker:
         settings: Settings,
         owner: str | None,
         observers: Observers = NOBODY,
+        on_events: Callable[[], None] = lambda: None,
     ) -> None:
         self.id = f"{socket.gethostname()[:100]}-{os.getpid()}-{uuid4().hex[:12]}"
         self._storage = storage
@@ -48,9 +49,11 @@ class Worker:
         )
         self.executor.observers = observers
         self._resumer = Resumer(storage, self.executor, self.id, names, owner, settings)
-        self._timekeeper = Timekeeper(storage, self.clock, self.id, names, owner, settings)
+        self._timekeeper = Timekeeper(storage, self.clock, self.id, names, owner)
         self._courier = Courier(storage, self.id, names, owner, settings)
         self._heart = Heart(storage, self.executor, settings)
+        self._lookout = Lookout(storage, names, owner, settings.poll_sec, self._on_work)
+        self._on_events = on_events
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -65,9 +68,26 @@ class Worker:
     async def start(self) -> None:
         """Start the services."""
         await self.clock.read()
-        services: list[Service] = [self._resumer, self._timekeeper, self._courier, self._heart]
+        services: list[Service] = [self._lookout, self._resumer, self._timekeeper, self._courier, self._heart]
         self._tasks = [asyncio.create_task(service.run(), name=type(service).__name__) for service in services]
         self._tasks.append(asyncio.create_task(hear(self._storage, self._on_hint), name="Listener"))
+
+    def _on_work(self, work: Work) -> None:
+        """What the lookout has seen."""
+        self.clock.told(work.now)
+        if work.runnable:
+            self._resumer.wake()
+        if work.messages:
+            self._courier.wake()
+        if work.events:
+            self._on_events()
+        for due in (work.next_timer, work.next_timeout):
+            if due is None:
+                continue
+            if due <= work.now:
+                self._timekeeper.wake()
+            else:
+                self._timekeeper.note(due)
 
     def _on_hint(self, hint: Hint) -> None:
         match hint.topic:

@@ -14,6 +14,7 @@ import hashlib
 import logging
 import os
 import random
+import re
 import socket
 import stat
 import tempfile
@@ -36,6 +37,8 @@ DIRECTORY_VARIABLE = "ROMANCY_WAKEUP_DIR"
 """Where processes meet that do not share a directory for temporary files."""
 LARGEST_DATAGRAM = 32_768
 _MOST_PEERS = 256
+_MOST_SWEPT = 32
+_MEETING = re.compile("[0-9a-f]{16}")
 _READ_AT_ONCE = 10
 """As many as Linux queues for a socket: when they are all there, more may have been dropped."""
 _SUFFIX = ".sock"
@@ -58,6 +61,7 @@ class Meeting:
         if not hasattr(socket, "AF_UNIX") or not hasattr(os, "geteuid"):
             raise NoMeetingError("this system has no Unix sockets")
         given = os.environ.get(DIRECTORY_VARIABLE)
+        self._home_is_given = bool(given)
         self._home = Path(given) if given else Path(tempfile.gettempdir()) / f"romancy-{os.geteuid()}"
         self.path = self._home / hashlib.sha256(identity.encode()).hexdigest()[:16]
 
@@ -71,6 +75,7 @@ class Meeting:
                 if not attempts_left:
                     raise NoMeetingError(f"{self.path} vanishes: {error}") from error
             except OSError as error:
+                self._tidy(self.path)
                 raise NoMeetingError(f"there can be no socket in {self.path}: {error}") from error
         raise AssertionError("unreachable")
 
@@ -109,35 +114,51 @@ class Meeting:
             for datagram in datagrams:
                 mouth.sendto(datagram, address)
         except ConnectionRefusedError:
-            self.remove(name)
+            remove_socket(self.path / name)
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.ENOBUFS, errno.ENOENT):
                 log.debug("%s was not told: %s", name, error)
 
     def sweep(self) -> None:
-        """Remove the sockets of processes that died."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        """Remove the sockets of processes that died, and what they left of meetings that nobody attends any more."""
+        self._sweep(self.path)
+        with suppress(OSError):
+            others = [path for path in self._home.iterdir() if path != self.path and _MEETING.fullmatch(path.name)]
+            for directory in random.sample(others, min(len(others), _MOST_SWEPT)):
+                self._sweep(directory)
+                self._tidy(directory)
+
+    @staticmethod
+    def _sweep(directory: Path) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe, suppress(OSError):
             probe.setblocking(False)
-            for name in self.peers():
+            for path in directory.glob(f"*{_SUFFIX}"):
                 try:
-                    probe.connect(str(self.path / name))
+                    probe.connect(str(path))
                 except ConnectionRefusedError:
-                    self.remove(name)
+                    remove_socket(path)
                 except OSError:
                     continue
 
-    def remove(self, name: str) -> None:
-        """Take one socket away."""
-        path = self.path / name
+    def _tidy(self, directory: Path) -> None:
+        """Remove the directories that we have made, if they are empty."""
         with suppress(OSError):
-            if stat.S_ISSOCK(path.lstat().st_mode):
-                path.unlink()
+            directory.rmdir()
+            if not self._home_is_given:
+                self._home.rmdir()
 
     def leave(self, name: str) -> None:
         """Take our socket away, and with the last one the directory."""
-        self.remove(name)
-        with suppress(OSError):
-            self.path.rmdir()
+        remove_socket(self.path / name)
+        self._sweep(self.path)
+        self._tidy(self.path)
+
+
+def remove_socket(path: Path) -> None:
+    """Remove a socket's file, and nothing else."""
+    with suppress(OSError):
+        if stat.S_ISSOCK(path.lstat().st_mode):
+            path.unlink()
 
 
 def check_private(directory: Path) -> None:

@@ -126,10 +126,7 @@ class Delivery(Channels, Timers):
 
     _anything_new = sql(
         """
-        SELECT EXISTS (SELECT 1 FROM romancy_channels WHERE unsettled_since IS NOT NULL),
-               EXISTS (SELECT 1 FROM channel_messages
-                        WHERE origin IS NULL
-                          AND id > COALESCE((SELECT value FROM romancy_marks WHERE name = 'foreign_messages'), 0)),
+        SELECT {any_unsettled}, {any_foreign},
                COALESCE((SELECT value FROM romancy_marks WHERE name = 'foreign_messages'), 0)""",
         row=News,
     )

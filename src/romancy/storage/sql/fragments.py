@@ -81,6 +81,11 @@ FRAGMENTS.update(
         (s.mode = 'broadcast' AND {newest_id} > {cursor})
         OR (s.mode = 'competing' AND EXISTS (
             SELECT 1 FROM channel_messages m WHERE m.channel = s.channel AND NOT {claimed_by_another})))""",
+    any_unsettled="EXISTS (SELECT 1 FROM romancy_channels WHERE unsettled_since IS NOT NULL)",
+    any_foreign="""EXISTS (
+        SELECT 1 FROM channel_messages
+         WHERE origin IS NULL
+           AND id > COALESCE((SELECT value FROM romancy_marks WHERE name = 'foreign_messages'), 0))""",
     instance_columns=columns(WorkflowInstance, "i", locked_by="NULLIF(i.locked_by, '')"),
     judged_columns=columns(WorkflowInstance, "i", locked_by="NULLIF(i.locked_by, '')", output_data="NULL"),
     listed_columns=columns(

@@ -28,12 +28,13 @@ from .states import States
 from .suspending import Suspending
 from .system_locks import SystemLocks
 from .transactions import TransactionBlock
+from .work import Looking
 
 FRAMEWORK = "romancy-py"
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 
 
-class SQLStorage(Suspending, SeenEvents, History, Outbox, Compensations, Groups, States, SystemLocks):
+class SQLStorage(Suspending, Looking, SeenEvents, History, Outbox, Compensations, Groups, States, SystemLocks):
     """Durable workflow state in an SQL database; implements `Storage`."""
 
     def __init__(
