@@ -36,7 +36,7 @@ servers: $(VENV)/development ## Keep the test servers running, for many quick ru
 	@$(RUN) -m tests.servers $(ARGS)
 
 .PHONY: bench
-bench: $(VENV)/development ## Measure; ARGS go to the benchmarks
+bench: $(VENV)/development ## Measure beside bare drivers and other libraries; ARGS="--quick --databases postgres"
 	@$(RUN) -m benchmarks $(ARGS)
 
 .PHONY: chaos

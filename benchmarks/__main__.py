@@ -1,33 +1,67 @@
-"""Measure what the storage costs on each database; what must hold is marked OK or MISSED."""
+"""Measure this library beside the bare drivers and beside other libraries; what is aimed at is marked ok or missed."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import os
+import platform
 import sys
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
+from romancy import __version__
 from tests.servers import ServerError
 
-from . import appends, iteration, operations
-from .databases import DATABASES, fresh_databases
-from .measuring import FULL, QUICK, TINY
+from . import appends, idling, iteration, operations, others, replay, waking, workflows
+from .databases import DATABASES, places
+from .measuring import FULL, QUICK, TINY, Report
+from .plot import plot
 
 MEASUREMENTS = {
     "appends": appends.measure,
-    "iteration": iteration.measure,
     "operations": operations.measure,
+    "workflows": workflows.measure,
+    "others": others.measure,
+    "waking": waking.measure,
+    "idling": idling.measure,
+    "replay": replay.measure,
+    "iteration": iteration.measure,
 }
 
 
 async def main(arguments: argparse.Namespace) -> None:
     started = time.monotonic()
-    async with fresh_databases(arguments.databases) as databases:
+    report = Report()
+    described = []
+    async with places(arguments.databases, durable=arguments.size is not TINY) as found:
+        for place in found:
+            described.append(await place.described())
+            print(described[-1])
         for name in arguments.only:
-            await MEASUREMENTS[name](databases, arguments.size)
-    print(f"\nA ratio is the median of {arguments.size.rounds} rounds, in brackets the middle half of them.")
-    print(f"Measured in {time.monotonic() - started:.0f} s.")
+            await MEASUREMENTS[name](found, arguments.size, report)
+    print(f"\nA ratio is the median of its rounds, in brackets the middle half of them. {report.summary()}")
+    print(f"Measured in {time.monotonic() - started:.0f} s ({arguments.size.name}).")
+    machine = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    summary = {
+        "romancy": __version__,
+        "machine": machine,
+        "size": arguments.size.name,
+        "measured_at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "databases": described,
+        "results": [result.as_json() for result in report.results],
+    }
+    await asyncio.to_thread(_write, arguments, summary)
+
+
+def _write(arguments: argparse.Namespace, summary: dict[str, Any]) -> None:
+    if arguments.json:
+        arguments.json.write_text(json.dumps(summary, indent=1) + "\n")
+    if arguments.plot:
+        arguments.plot.write_text(plot(summary))
 
 
 def parse() -> argparse.Namespace:
@@ -35,9 +69,11 @@ def parse() -> argparse.Namespace:
     _add_choice(parser, "--databases", DATABASES)
     _add_choice(parser, "--only", MEASUREMENTS)
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", dest="size", action="store_const", const=QUICK, help="less of all, under two minutes")
+    size.add_argument("--quick", dest="size", action="store_const", const=QUICK, help="less of all, in minutes")
     size.add_argument("--tiny", dest="size", action="store_const", const=TINY, help="only to see that everything runs")
     parser.set_defaults(size=FULL)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results there, for programs")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the results there, as SVG")
     return parser.parse_args()
 
 
@@ -57,9 +93,10 @@ def _some_of(names: list[str]) -> Callable[[str], list[str]]:
     return some
 
 
-try:
-    asyncio.run(main(parse()))
-except ServerError as error:
-    sys.exit(f"error: {error}")
-except KeyboardInterrupt:
-    sys.exit(130)
+if __name__ == "__main__":
+    try:
+        asyncio.run(main(parse()))
+    except ServerError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,4 +1,4 @@
-"""Fenced appends: by one caller beside the bare driver, and by many beside one commit per call."""
+"""Fenced appends: by one caller beside the bare driver, and by many beside the bare driver's batches."""
 
 from __future__ import annotations
 
@@ -9,17 +9,12 @@ from itertools import count
 
 from romancy.storage import HistoryEvent, Lock, SQLStorage, WorkflowInstance
 
-from .bare import BARE
-from .databases import Database
-from .measuring import Contender, Series, Size, Table, microseconds, per_second, take_turns, verdict
+from .bare import BARE, EVENT_DATA, EVENT_TYPE
+from .databases import Database, Place
+from .measuring import Contender, Report, Result, Series, Size, Target, per_second, take_turns
 
-MOST_FOR_ONE = 1.5
-"""How many times the bare driver's time a single append may take."""
-LEAST_FOR_MANY = 4.0
-"""How many times the rate of one commit per call many callers must reach on SQLite."""
-
-EVENT_TYPE = "ActivityCompleted"
-EVENT_DATA = '{"activity_name": "charge", "result": {"payment_id": "p-1042", "amount": 1999, "currency": "EUR"}}'
+ONE = Target(least=0.7)
+MANY = {"sqlite": Target(least=0.45), "postgres": Target(least=0.6), "mariadb": Target(least=0.6)}
 
 
 class Ours:
@@ -44,37 +39,51 @@ class Measured:
     """Seconds per append, in each round."""
 
     bare: Series
+    bare_batches: Series
     one: Series
     many: Series
 
 
-async def measure(databases: Sequence[Database], size: Size) -> None:
-    """Print what an append costs beside the bare driver, and what many callers gain by sharing commits."""
-    measured = {database.name: await _measure(database, size) for database in databases}
-
-    table = Table("A fenced append by one caller: time", database=10, bare_driver=12, ours=12, ratio=20, target=0)
-    for database in databases:
-        found = measured[database.name]
-        ratio = found.one.divided_by(found.bare)
-        target = f"at most {MOST_FOR_ONE}×: {verdict(ratio.median <= MOST_FOR_ONE)}"
-        table.row(database.title, microseconds(found.bare), microseconds(found.one), str(ratio), target)
-
-    title = f"Fenced appends by {size.callers} callers at once, each waiting for its own commit: rate"
-    table = Table(title, database=10, one_by_one=12, ours=12, ratio=20, target=0)
-    for database in databases:
-        found = measured[database.name]
-        ratio = found.bare.divided_by(found.many)
-        target = f"at least {LEAST_FOR_MANY}×: {verdict(ratio.median >= LEAST_FOR_MANY)}"
-        row = [database.title, per_second(found.bare), per_second(found.many), str(ratio)]
-        table.row(*row, target if database.name == "sqlite" else "(for information)")
+async def measure(places: Sequence[Place], size: Size, report: Report) -> None:
+    """What an append costs beside the bare driver, and how near many callers come to its batches."""
+    report.section("A fenced append through the public API, beside the same statement in the bare driver")
+    for place in places:
+        async with place.database() as database:
+            found = await _measure(database, size)
+        report.add(
+            Result(
+                "one caller",
+                place.title,
+                found.bare.divided_by(found.one),
+                beside=f"{per_second(found.bare)} bare",
+                ours=per_second(found.one),
+                target=ONE,
+            )
+        )
+        report.add(
+            Result(
+                f"{size.callers} callers",
+                place.title,
+                found.bare_batches.divided_by(found.many),
+                beside=f"{per_second(found.bare_batches)} in batches",
+                ours=per_second(found.many),
+                target=MANY.get(place.name),
+            )
+        )
+        report.add(
+            Result(
+                f"{size.callers} callers, one commit each",
+                place.title,
+                found.bare.divided_by(found.many),
+                beside=f"{per_second(found.bare)} bare",
+                ours=per_second(found.many),
+            )
+        )
 
 
 async def _measure(database: Database, size: Size) -> Measured:
     async with database.open() as storage:
-        locks = [await locked_instance(storage, f"appends-{number}") for number in range(size.callers + 1)]
-        rival = locks.pop()
-        event = HistoryEvent(rival.instance_id, "bare:0", EVENT_TYPE, event_data=EVENT_DATA)
-        bare = BARE[database.name](storage, database.url, rival, event)
+        locks = [await locked_instance(storage, f"appends-{number}") for number in range(size.callers)]
         callers = [Ours(storage, lock) for lock in locks]
 
         async def all_at_once(appends: int) -> None:
@@ -82,16 +91,26 @@ async def _measure(database: Database, size: Size) -> Measured:
                 for caller in callers:
                     group.create_task(caller.append(appends // len(callers)))
 
+        bare = BARE[database.name](database.url)
+        bare.for_appends(storage, locks)
         await bare.connect()
+        many = size.callers * size.each
         try:
-            contenders = [
-                Contender(bare.append, size.single),
-                Contender(callers[0].append, size.single),
-                Contender(all_at_once, size.callers * size.each),
-            ]
-            return Measured(*await take_turns(size.rounds, contenders))
+            measured = await take_turns(
+                size.rounds,
+                [
+                    Contender(bare.append, size.single),
+                    Contender(bare.append_batches, many),
+                    Contender(callers[0].append, size.single),
+                    Contender(all_at_once, many),
+                ],
+            )
         finally:
             await bare.close()
+    for prefix in ("bare", "ours"):
+        expected = (size.rounds + 1) * (size.single + many)
+        assert await database.count("workflow_history", f"activity_id LIKE '{prefix}:%'") == expected
+    return Measured(*measured)
 
 
 async def locked_instance(storage: SQLStorage, instance_id: str) -> Lock:

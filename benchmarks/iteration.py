@@ -17,11 +17,13 @@ from pathlib import Path
 from romancy.storage import HistoryIterator, SQLStorage, open_storage
 from tests.numbers import joined, numbers
 
-from .appends import EVENT_DATA, EVENT_TYPE, locked_instance
-from .databases import Database
-from .measuring import Size, Table, verdict
+from .appends import locked_instance
+from .bare import EVENT_DATA, EVENT_TYPE
+from .databases import Database, Place
+from .measuring import Report, Result, Series, Size, Target
 
-MOST_GROWTH_MB = 100
+RATE = {"sqlite": Target(least=150_000), "postgres": Target(least=100_000)}
+GROWTH = Target(most=100)
 
 _INSTANCE = "long-history"
 _FILL = """
@@ -30,21 +32,19 @@ _FILL = """
       FROM {numbers} ORDER BY n"""
 
 
-async def measure(databases: Sequence[Database], size: Size) -> None:
-    """Print how much a process grows while it iterates, and how fast it reads."""
-    table = Table(f"Iterating a history of {size.history:,} events", database=10, rate=14, growth=10, target=0)
-    for database in databases:
-        async with database.open() as storage:
-            await _fill(storage, size.history)
-        found = await _in_another_process(database)
-        assert found["events"] == size.history
-        growth = found["growth_mb"]
-        table.row(
-            database.title,
-            f"{found['events'] / found['seconds']:,.0f}/s",
-            f"{growth:.1f} MB",
-            f"less than {MOST_GROWTH_MB} MB: {verdict(growth < MOST_GROWTH_MB)}",
-        )
+async def measure(places: Sequence[Place], size: Size, report: Report) -> None:
+    """How fast a process reads a long history, and how much it grows meanwhile."""
+    report.section(f"Reading a history of {size.history:,} events through HistoryIterator")
+    for place in places:
+        async with place.database() as database:
+            async with database.open() as storage:
+                await _fill(storage, size.history)
+            found = [await _in_another_process(database) for _ in range(min(3, size.rounds))]
+        assert all(each["events"] == size.history for each in found)
+        rates = Series([each["events"] / each["seconds"] for each in found])
+        report.add(Result("events per second", place.title, rates, unit="/s", target=RATE.get(place.name)))
+        growth = Series([max(each["growth_mb"] for each in found)])
+        report.add(Result("growth of the process", place.title, growth, unit=" MB", target=GROWTH))
 
 
 async def _fill(storage: SQLStorage, events: int) -> None:
@@ -74,7 +74,7 @@ async def iterate(url: str, instance_id: str) -> dict[str, float]:
     """Read the whole history; how many events, how long it took, how much memory it took at most."""
     async with open_storage(url) as storage:
         await storage.get_instance(instance_id)  # connected, and what a first statement needs is loaded
-        before = _resident_mb()
+        before = resident_mb()
         events = 0
         started = time.perf_counter()
         async for _ in HistoryIterator(storage, instance_id):
@@ -85,7 +85,8 @@ async def iterate(url: str, instance_id: str) -> dict[str, float]:
         return {"events": events, "seconds": seconds, "growth_mb": peak - before}
 
 
-def _resident_mb() -> float:
+def resident_mb() -> float:
+    """How much memory this process has."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1024**2
 

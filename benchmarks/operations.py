@@ -1,16 +1,20 @@
-"""Other operations of a running workflow, by one caller and by many: for information."""
+"""What else a worker writes: many callers at once, beside the same operation by one caller, one commit at a time."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
+from typing import NamedTuple
 
 from romancy.storage import ChannelMessage, ChannelMode, OutboxEvent, SQLStorage, WorkflowInstance
 
-from .appends import EVENT_DATA, EVENT_TYPE, locked_instance
-from .databases import Database
-from .measuring import Contender, Size, Table, per_second, take_turns
+from .appends import locked_instance
+from .bare import EVENT_DATA, EVENT_TYPE
+from .databases import Database, Place
+from .measuring import Contender, Report, Result, Series, Size, Target, per_second, take_turns
+
+MANY = Target(least=2.5)
 
 Act = Callable[[], Awaitable[object]]
 """One operation, on rows of its own."""
@@ -36,6 +40,28 @@ async def _publish(storage: SQLStorage, name: str) -> Act:
     return lambda: storage.publish_to_channel(name, EVENT_DATA)
 
 
+async def _publish_to_one(storage: SQLStorage, name: str) -> Act:
+    return lambda: storage.publish_to_channel("everybody's", EVENT_DATA)
+
+
+async def _claim(storage: SQLStorage, name: str) -> Act:
+    await storage.create_instance(WorkflowInstance(name, "benchmark"))
+
+    async def act() -> None:
+        (_,) = await storage.claim_resumable_workflows("worker", 3600, 1, workflow_names=["benchmark"])
+
+    return act
+
+
+async def _lease(storage: SQLStorage, name: str) -> Act:
+    await storage.add_outbox_event(OutboxEvent(name, EVENT_TYPE, "benchmark", event_data=EVENT_DATA))
+
+    async def act() -> None:
+        (_,) = await storage.get_pending_outbox_events(1, lease_sec=3600)
+
+    return act
+
+
 async def _publish_and_deliver(storage: SQLStorage, name: str) -> Act:
     lock = await locked_instance(storage, name)
     await storage.subscribe_to_channel(name, name, ChannelMode.BROADCAST, lock=lock)
@@ -54,32 +80,60 @@ async def _add_to_outbox(storage: SQLStorage, name: str) -> Act:
     return lambda: storage.add_outbox_event(OutboxEvent(name, EVENT_TYPE, "benchmark", event_data=EVENT_DATA))
 
 
-OPERATIONS: dict[str, Prepare] = {
-    "create and lock": _create,
-    "acquire": _acquire,
-    "complete and release": _complete,
-    "publish": _publish,
-    "publish and deliver": _publish_and_deliver,
-    "add to the outbox": _add_to_outbox,
+class Operation(NamedTuple):
+    """An operation, and how to see in the tables that so many were done."""
+
+    prepare: Prepare
+    table: str
+    where: str
+    target: Target | None = MANY
+
+
+OPERATIONS = {
+    "create and lock": Operation(_create, "workflow_instances", "locked_by = 'worker'"),
+    "acquire": Operation(_acquire, "workflow_instances", "locked_by = 'worker'"),
+    "complete and release": Operation(_complete, "workflow_instances", "status = 'completed' AND locked_by IS NULL"),
+    "publish": Operation(_publish, "channel_messages", "1 = 1"),
+    "publish to one channel": Operation(_publish_to_one, "channel_messages", "1 = 1"),
+    "claim one": Operation(_claim, "workflow_instances", "locked_by = 'worker'"),
+    "lease one of the outbox": Operation(_lease, "outbox_events", "status = 'processing'"),
+    "add to the outbox": Operation(_add_to_outbox, "outbox_events", "status = 'pending'", None),
+    "publish and deliver": Operation(_publish_and_deliver, "workflow_history", "1 = 1", None),
 }
 
 
-async def measure(databases: Sequence[Database], size: Size) -> None:
-    """Print how many of each operation one caller and many callers do per second."""
-    many = f"{size.callers} callers"
-    table = Table("Other operations: rate", operation=20, database=10, one_caller=12, **{many: 12}, ratio=20)
+async def measure(places: Sequence[Place], size: Size, report: Report) -> None:
+    """How much more many callers do together than one caller alone."""
+    report.section(f"{size.callers} callers at once, beside the same operation one commit at a time")
+    for title, operation in OPERATIONS.items():
+        for place in places:
+            async with place.database() as database:
+                one, many = await _measure(database, size, operation)
+            report.add(
+                Result(
+                    title,
+                    place.title,
+                    one.divided_by(many),
+                    beside=f"{per_second(one)} one by one",
+                    ours=per_second(many),
+                    target=operation.target,
+                )
+            )
+
+
+async def _measure(database: Database, size: Size, operation: Operation) -> tuple[Series, Series]:
     names = count(1)
-    for title, prepare in OPERATIONS.items():
-        for database in databases:
-            async with database.open() as storage:
-                one = _Callers(storage, prepare, names, 1)
-                all_at_once = _Callers(storage, prepare, names, size.callers)
-                contenders = [
-                    Contender(one.work, size.single, one.prepare),
-                    Contender(all_at_once.work, size.callers * size.each, all_at_once.prepare),
-                ]
-                single, shared = await take_turns(size.rounds, contenders)
-            table.row(title, database.title, per_second(single), per_second(shared), str(single.divided_by(shared)))
+    async with database.open() as storage:
+        one = _Callers(storage, operation.prepare, names, 1)
+        all_at_once = _Callers(storage, operation.prepare, names, size.callers)
+        contenders = [
+            Contender(one.work, size.single, one.prepare),
+            Contender(all_at_once.work, size.callers * size.each, all_at_once.prepare),
+        ]
+        single, shared = await take_turns(size.rounds, contenders)
+    done = (size.rounds + 1) * (size.single + size.callers * size.each)
+    assert await database.count(operation.table, operation.where) == done
+    return single, shared
 
 
 class _Callers:
@@ -93,12 +147,13 @@ class _Callers:
         self._ready: list[Act] = []
 
     async def prepare(self, operations: int) -> None:
+        self._ready = []
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(_made(self._prepare(self._storage, f"operation-{next(self._names)}")))
-                for _ in range(operations)
-            ]
-        self._ready = [task.result() for task in tasks]
+            for _ in range(operations):
+                group.create_task(self._make(f"operation-{next(self._names)}"))
+
+    async def _make(self, name: str) -> None:
+        self._ready.append(await self._prepare(self._storage, name))
 
     async def work(self, operations: int) -> None:
         async with asyncio.TaskGroup() as group:
@@ -108,7 +163,3 @@ class _Callers:
     async def _one_by_one(self, acts: Sequence[Act]) -> None:
         for act in acts:
             await act()
-
-
-async def _made(act: Awaitable[Act]) -> Act:
-    return await act

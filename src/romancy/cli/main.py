@@ -1,4 +1,4 @@
-"""``romancy``: see a demo, run a worker, migrate a database, look at instances, cancel and unpark them."""
+"""``romancy``: see a demo, run a worker, migrate or measure a database, look at instances, cancel and unpark them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from .. import __version__
 from ..errors import RomancyError
 from ..storage import StorageError, WorkflowStatus
-from . import demo, instances, migrate, worker
+from . import bench, demo, instances, migrate, worker
 
 DATABASE_VARIABLE = "ROMANCY_URL"
 
@@ -37,6 +37,11 @@ def parser() -> argparse.ArgumentParser:
     migrating.add_argument("--print", action="store_true", dest="print_sql", help="print the SQL instead of running it")
     migrating.add_argument("--down", type=int, metavar="N", help="undo the last N migrations of this library")
     migrating.set_defaults(run=migrate.run)
+
+    measuring = _with_url(commands.add_parser("bench", help="measure what this library does on a database"))
+    measuring.add_argument("--rounds", type=int, default=5)
+    measuring.add_argument("--json", action="store_true", help="results as JSON, for programs")
+    measuring.set_defaults(run=bench.run)
 
     listing = _with_url(commands.add_parser("list", help="list instances, newest first"))
     listing.add_argument("--status", choices=[str(status) for status in WorkflowStatus])

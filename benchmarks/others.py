@@ -1,0 +1,202 @@
+"""The same workflow in other libraries: on the same server, with the same settings, taking turns with ours.
+
+Each runs in a process of its own, with an environment of its own that is made when it is first needed. While it is not
+its turn the process is stopped, so that its polling disturbs nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from romancy import App
+from tests.servers.packages import FetchError, cache_directory, only_one_process
+
+from .bare import STEPS, HandWritten
+from .databases import Place
+from .measuring import Contender, Report, Result, Size, Target, per_second, take_turns
+from .workflows import AT_ONCE, CONNECTIONS, define_bare, five_steps, run_workflows
+
+_PEERS = Path(__file__).with_name("peers")
+_PATIENCE_SEC = 120.0
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another library."""
+
+    title: str
+    requirements: tuple[str, ...]
+    script: str
+    schemes: dict[str, str]
+    """How its URLs begin, on the databases that it can use."""
+    least: float
+    """How many times as fast ours has to be."""
+    share: float = 1.0
+    """Of our number of workflows, how many it runs in a round: a slow one need not hold up the others."""
+
+
+PEERS = (
+    Peer("absurd", ("absurd-sdk==0.5.1", "absurdctl==0.5.1"), "with_absurd.py", {"postgres": "postgresql"}, 12, 0.5),
+    Peer("DBOS", ("dbos==3.3.0",), "with_dbos.py", {"postgres": "postgresql+psycopg", "sqlite": "sqlite"}, 25, 0.2),
+    Peer(
+        "Edda",
+        ("edda-framework[postgresql]==0.16.2",),
+        "with_edda.py",
+        {"postgres": "postgresql+asyncpg", "sqlite": "sqlite"},
+        50,
+        0.2,
+    ),
+)
+
+
+async def measure(places: Sequence[Place], size: Size, report: Report) -> None:
+    """How many times as many workflows per second as the others, many at once."""
+    report.section(f"A workflow of {STEPS} durable steps, {AT_ONCE} at once, beside other libraries")
+    for place in places:
+        peers = [peer for peer in PEERS if place.name in peer.schemes]
+        if not peers:
+            continue
+        async with AsyncExitStack() as stack:
+            running: list[tuple[Peer, Process]] = []
+            for peer in peers:
+                try:
+                    running.append((peer, await stack.enter_async_context(_started(peer, place))))
+                except (FetchError, PeerError) as error:
+                    report.note(f"{peer.title} on {place.title} is not measured: {error}")
+            await _compare(place, running, size, report)
+
+
+async def _compare(place: Place, running: Sequence[tuple[Peer, Process]], size: Size, report: Report) -> None:
+    async with place.database() as database, App(database.url, workflows=[five_steps]) as app:
+        await define_bare(app.storage)
+        by_hand = HandWritten(place.name, database.url, CONNECTIONS)
+        await by_hand.connect()
+        try:
+            ours, hand, *theirs = await take_turns(
+                max(1, size.rounds // 3),
+                [
+                    Contender(lambda workflows: run_workflows(app, workflows, AT_ONCE), size.workflows),
+                    Contender(by_hand.run, size.workflows),
+                    *(Contender(process.run, max(2, int(size.workflows * peer.share))) for peer, process in running),
+                ],
+            )
+        finally:
+            await by_hand.close()
+    report.add(
+        Result(
+            "a hand-written loop",
+            place.title,
+            hand.divided_by(ours),
+            beside=per_second(hand),
+            ours=per_second(ours),
+        )
+    )
+    for (peer, _), seconds in zip(running, theirs, strict=True):
+        report.add(
+            Result(
+                peer.title,
+                place.title,
+                seconds.divided_by(ours),
+                beside=per_second(seconds),
+                ours=per_second(ours),
+                target=Target(least=peer.least),
+            )
+        )
+
+
+class PeerError(Exception):
+    """A peer's process did not do what it was asked for."""
+
+
+class Process:
+    """A peer's process, stopped while it is not its turn."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: Callable[[], str]) -> None:
+        self._process = process
+        self._log = log
+
+    async def run(self, workflows: int) -> float:
+        """Have it run so many workflows; the seconds that it took."""
+        self._process.send_signal(signal.SIGCONT)
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{workflows} {AT_ONCE}\n".encode())
+        seconds = float(await self.answer())
+        self._process.send_signal(signal.SIGSTOP)
+        return seconds
+
+    async def answer(self) -> str:
+        assert self._process.stdout is not None
+        async with asyncio.timeout(_PATIENCE_SEC):
+            line = await self._process.stdout.readline()
+        if not line:
+            raise PeerError(f"its process has ended: {self._log()}")
+        return line.decode().strip()
+
+    async def end(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+
+@asynccontextmanager
+async def _started(peer: Peer, place: Place) -> AsyncIterator[Process]:
+    python = await asyncio.to_thread(environment, peer)
+    async with place.database(migrated=False) as database:
+        rest = database.url.partition("://")[2]
+        url = f"{peer.schemes[place.name]}://{rest}"
+        with tempfile.TemporaryFile("w+") as log:
+            process = await asyncio.create_subprocess_exec(
+                python,
+                _PEERS / peer.script,
+                url,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+            started = Process(process, lambda: _last_line(log))
+            try:
+                if await started.answer() != "ready":
+                    raise PeerError("it does not start")
+                process.send_signal(signal.SIGSTOP)
+                yield started
+            finally:
+                await started.end()
+
+
+def _last_line(log: TextIO) -> str:
+    log.seek(0)
+    return (log.read().strip().splitlines() or ["without a word"])[-1]
+
+
+def environment(peer: Peer) -> Path:
+    """The Python that has this library; FetchError says why it cannot be had."""
+    cache = cache_directory()
+    name = f"{peer.title.lower()}-{peer.requirements[0].partition('==')[2]}-bench-{sys.implementation.cache_tag}"
+    home = cache / name
+    with only_one_process(cache / f"{name}.lock"):
+        if not (home / "bin" / "python").exists():
+            partial = cache / f"{name}.partial"
+            _install(partial, peer)
+            shutil.rmtree(home, ignore_errors=True)
+            partial.rename(home)
+    return home / "bin" / "python"
+
+
+def _install(directory: Path, peer: Peer) -> None:
+    # Debian's python3 comes without ensurepip: our own pip can serve the new environment as well.
+    venv.create(directory, clear=True, symlinks=True, with_pip=False)
+    pip = [sys.executable, "-m", "pip", "--python", str(directory / "bin" / "python"), "--disable-pip-version-check"]
+    done = subprocess.run([*pip, "install", "--quiet", *peer.requirements], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise FetchError(f"it cannot be installed: {done.stderr.strip().splitlines()[-1]}")
