@@ -10,7 +10,6 @@ import logging
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
 from datetime import datetime
 from heapq import heappop, heappush
 from typing import Any
@@ -239,7 +238,7 @@ class Timekeeper(Service):
 
 
 class Courier(Service):
-    """Delivers messages to those who wait for them: at once on channels it is told of, else by looking."""
+    """Delivers messages to those who wait for them: on channels it is told of at once, on all when it is woken."""
 
     def __init__(
         self, storage: SQLStorage, worker_id: str, names: Sequence[str], owner: str | None, settings: Settings
@@ -250,22 +249,45 @@ class Courier(Service):
         self._ours: dict[str, Any] = {"workflow_names": names, "owner_service": owner}
         self._lock_timeout_sec = settings.lock_timeout_sec
         self._told: set[str] = set()
+        self._everywhere = True
+
+    def wake(self) -> None:
+        """Look at all channels."""
+        self._everywhere = True
+        super().wake()
 
     def tell(self, channel: str) -> None:
-        """A message was published on this channel, says somebody; anything else is a reason to look, too."""
-        with suppress(InvalidKeyError):
+        """A message was published on this channel, says somebody; of too many, or of none, we look for ourselves."""
+        try:
             if len(self._told) < _MOST_TOLD:
                 self._told.add(check_key("channel", channel))
-        self.wake()
+            else:
+                self._everywhere = True
+        except InvalidKeyError:
+            self._everywhere = True
+        super().wake()
 
     async def look(self) -> bool:
         told, self._told = self._told, set()
-        for channel in told:
-            waiting = await self._storage.get_channel_subscribers_waiting(channel)
-            await for_each(self._deliver(subscription) for subscription in waiting)
+        everywhere, self._everywhere = self._everywhere, False
+        try:
+            await for_each(self._serve(channel) for channel in told)
+            if everywhere:
+                await self._serve_all()
+        except BaseException:
+            self._everywhere = True
+            raise
+        return self._everywhere
+
+    async def _serve(self, channel: str) -> None:
+        waiting = await self._storage.get_channel_subscribers_waiting(channel, limit=_BATCH)
+        await for_each(self._deliver(subscription) for subscription in waiting)
+        self._everywhere |= len(waiting) == _BATCH
+
+    async def _serve_all(self) -> None:
         found = await self._storage.find_deliverable_subscriptions(_BATCH, **self._ours)
         await for_each(self._deliver(subscription) for subscription in found)
-        return len(found) == _BATCH
+        self._everywhere |= len(found) == _BATCH
 
     async def _deliver(self, subscription: ChannelSubscription) -> None:
         await self._storage.deliver_channel_message_with_lock(

@@ -1,0 +1,82 @@
+"""The courier: serves the channels it is told of at once, and all of them when there is a reason."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from romancy.storage import ChannelMode, ChannelWait, SQLStorage, StorageUnavailableError
+from romancy.worker.services import Courier
+from romancy.worker.settings import Settings
+from tests.engine.test_messages import until
+from tests.harness import Harness, history_of
+from tests.plans.looking import statements_sent
+
+
+async def receiver(harness: Harness, storage: SQLStorage, channel: str) -> str:
+    """An instance that waits for a message."""
+    lock = await harness.locked(storage)
+    await storage.subscribe_to_channel(lock.instance_id, channel, ChannelMode.BROADCAST)
+    await storage.suspend(lock.instance_id, [ChannelWait(channel, "receive:1")], lock=lock)
+    return lock.instance_id
+
+
+@asynccontextmanager
+async def at_work(storage: SQLStorage) -> AsyncIterator[Courier]:
+    """A courier whose first look at everything is over."""
+    courier = Courier(storage, "courier", ["order"], None, Settings())
+    await courier.look()
+    working = asyncio.create_task(courier.run())
+    await asyncio.sleep(0)
+    yield courier
+    working.cancel()
+    with suppress(asyncio.CancelledError):
+        await working
+
+
+async def received(storage: SQLStorage, instance_id: str) -> bool:
+    return len(await history_of(storage, instance_id)) == 1
+
+
+async def test_a_channel_it_is_told_of_is_served_without_a_look_at_the_others(
+    harness: Harness, storage: SQLStorage
+) -> None:
+    async with at_work(storage) as courier:
+        told, untold = await receiver(harness, storage, "told"), await receiver(harness, storage, "untold")
+        await storage.publish_to_channel("told", "1")
+        await storage.publish_to_channel("untold", "1")
+        with statements_sent() as statements:
+            courier.tell("told")
+            await until(lambda: received(storage, told))
+        assert not await received(storage, untold)
+        assert "Delivery._anything_new" not in {statement.name for statement in statements}
+        courier.wake()
+        await until(lambda: received(storage, untold))
+
+
+async def test_odd_names_and_too_many_names_mean_a_look_at_everything(harness: Harness, storage: SQLStorage) -> None:
+    async with at_work(storage) as courier:
+        for number, names in enumerate([[""], ["x" * 256], ["nul\0"], [f"nobody's {n}" for n in range(33)]]):
+            waiting = await receiver(harness, storage, f"channel-{number}")
+            await storage.publish_to_channel(f"channel-{number}", "1")
+            for name in names:
+                courier.tell(name)
+            await until(lambda waiting=waiting: received(storage, waiting))
+
+
+async def test_what_it_could_not_do_it_does_when_the_database_is_back(harness: Harness, storage: SQLStorage) -> None:
+    courier = Courier(storage, "courier", ["order"], None, Settings())
+    await courier.look()
+    waiting = await receiver(harness, storage, "orders")
+    await storage.publish_to_channel("orders", "1")
+    working = storage.get_channel_subscribers_waiting
+
+    async def away(*args: object, **kwargs: object) -> None:
+        raise StorageUnavailableError("away")
+
+    storage.get_channel_subscribers_waiting = away  # type: ignore[method-assign, assignment]
+    courier.tell("orders")
+    with suppress(ExceptionGroup):
+        await courier.look()
+    storage.get_channel_subscribers_waiting = working  # type: ignore[method-assign]
+    await courier.look()
+    assert await received(storage, waiting)
