@@ -153,7 +153,7 @@ def test_the_limits_on_the_guarantees_page_are_those_of_the_code() -> None:
         "a list without `limit`": f"{default(Storage.find_expired_timers, 'limit')}",
         "a page of instances without `limit`": f"{ListInstancesOptions().limit}",
         "a batch of retention without `limit`": f"{default(Storage.cleanup_old_outbox_events, 'limit'):,}",
-        "any list": f"{checks.LARGEST_LIMIT:,}",
+        "any list, and any batch of events, messages or locks": f"{checks.LARGEST_LIMIT:,}",
         "a batch of `HistoryIterator`": f"{HistoryIteratorOptions().batch_size:,}",
         "a transaction on SQLite, by default": f"{default(SQLiteStorage, 'transaction_deadline_sec'):g} s",
         "a transaction on a server, by default": f"{default(PostgresStorage, 'transaction_deadline_sec'):g} s",
