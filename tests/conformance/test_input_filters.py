@@ -377,3 +377,52 @@ async def test_many_rows_that_the_database_cannot_judge_do_not_hide_one_that_mat
     page = await storage.list_instances(ListInstancesOptions(limit=1, input_filters={"a": 1}))
     assert [instance.instance_id for instance in page.instances] == ["oldest"]
     assert page.has_more is False
+
+
+# Declared paths.
+
+
+async def test_a_declared_path_finds_the_same_as_a_search(harness: Harness, storage: SQLStorage) -> None:
+    for path in ("a", "a.b", "a.b.c"):
+        await storage.declare_input_path(path)
+    try:
+        async with storage.transaction():
+            for name, text in ROWS.items():
+                await harness.instance(storage, instance_id=name, input_data=text)
+        wrong = {}
+        for filters, expected in FILTERS:
+            got = await found(storage, filters)
+            if got != expected:
+                wrong[repr(filters)] = {"missed": expected - got, "wrongly found": got - expected}
+        assert wrong == {}
+    finally:
+        for path in await storage.declared_input_paths():
+            await storage.forget_input_path(path)
+
+
+async def test_no_index_of_ours_makes_an_insert_fail(harness: Harness, storage: SQLStorage) -> None:
+    await storage.declare_input_path("a")
+    try:
+        long = {"long": '{"a": "' + "x" * 100_000 + '"}', "number": '{"a": ' + "9" * 5000 + "}"}
+        await leave(storage, ODD | HARD | long)
+        await harness.instance(storage, instance_id="good", input_data='{"a": 1}')
+        assert await found(storage, {"a": 1}) == {"good", *HARD}
+        assert await found(storage, {"a": "x" * 100_000}) == {"long"}
+        assert await found(storage, {"a": "x" * 99_999}) == set()
+    finally:
+        await storage.forget_input_path("a")
+
+
+async def test_what_was_there_before_a_path_was_declared_is_found(harness: Harness, storage: SQLStorage) -> None:
+    await harness.instance(storage, instance_id="early", input_data='{"order": {"id": "o-1"}}')
+    await storage.declare_input_path("order.id")
+    await storage.declare_input_path("order.id")
+    try:
+        await harness.instance(storage, instance_id="late", input_data='{"order": {"id": "o-1"}}')
+        await harness.instance(storage, instance_id="other", input_data='{"order": {"id": "o-2"}}')
+        assert await storage.declared_input_paths() == ["order.id"]
+        assert await found(storage, {"order.id": "o-1"}) == {"early", "late"}
+    finally:
+        await storage.forget_input_path("order.id")
+    assert await storage.declared_input_paths() == []
+    assert await found(storage, {"order.id": "o-1"}) == {"early", "late"}

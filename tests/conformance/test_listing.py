@@ -8,10 +8,12 @@ from romancy.storage import (
     ANY,
     InvalidPageTokenError,
     ListInstancesOptions,
+    SearchTimeoutError,
     SQLStorage,
     WorkflowStatus,
 )
 from tests.harness import Harness
+from tests.numbers import joined, numbers
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -204,3 +206,78 @@ async def test_an_unknown_framework_has_no_instances(harness: Harness, storage: 
     await harness.instance(storage)
     for framework in ("Romancy-py", "romancy-py ", "%", "'"):
         assert (await storage.list_instances(framework=framework)).instances == []
+
+
+async def test_ids_are_found_by_how_they_begin_byte_for_byte(harness: Harness, storage: SQLStorage) -> None:
+    names = ("a", "A", "ab", "a b", "b", "%", "a%", "aé", "a\U0010ffff", "a\ud7ff", "a\ue000", "é")
+    for name in names:
+        await harness.instance(storage, instance_id=name, started_at=NOON)
+
+    for prefix in (
+        "a",
+        "A",
+        "a ",
+        "ab",
+        "%",
+        "aé",
+        "a\U0010ffff",
+        "\U0010ffff",
+        "a\ud7ff",
+        "é",
+        "none",
+        "\0",
+        "\ud800",
+    ):
+        expected = sorted(name for name in names if name.startswith(prefix))
+        assert sorted(await listed(storage, instance_id_prefix=prefix)) == expected, prefix
+    assert await listed(storage, instance_id_prefix="a", instance_id_filter="B") == ["ab", "a b"]
+
+
+async def test_a_beginning_that_many_ids_have_is_paged_like_any_other(harness: Harness, storage: SQLStorage) -> None:
+    async with storage.transaction():
+        for number in range(205):
+            await harness.instance(storage, instance_id=f"many-{number:03}", started_at=NOON + timedelta(number))
+        await harness.instance(storage, instance_id="other", started_at=NOON + timedelta(300))
+
+    options = ListInstancesOptions(limit=200, instance_id_prefix="many-")
+    first = await storage.list_instances(options)
+    rest = await listed(storage, limit=200, instance_id_prefix="many-", page_token=first.next_page_token)
+
+    assert first.instances[0].instance_id == "many-204"
+    assert rest == [f"many-{number:03}" for number in (4, 3, 2, 1, 0)]
+
+
+async def test_names_are_merged_into_one_order_however_many_match(harness: Harness, storage: SQLStorage) -> None:
+    async with storage.transaction():
+        for number in range(40):
+            name = f"flow-{number % 20}" if number >= 20 else f"work-{number % 3}"
+            await harness.instance(
+                storage, instance_id=f"i-{number:02}", workflow_name=name, started_at=NOON + timedelta(number)
+            )
+
+    assert await listed(storage, workflow_name_filter="WORK") == [f"i-{number:02}" for number in range(19, -1, -1)]
+    assert await listed(storage, workflow_name_filter="flow") == [f"i-{number:02}" for number in range(39, 19, -1)]
+    assert await listed(storage, workflow_name_filter="nothing") == []
+
+
+async def test_a_search_that_takes_too_long_is_given_up_and_nothing_else_is(
+    harness: Harness, storage: SQLStorage
+) -> None:
+    deep = "[" * 90 + "]" * 90
+    async with storage.transaction(deadline_sec=60) as conn:
+        await harness.instance(storage, instance_id="i", workflow_name="w", input_data="{}")
+        columns = "workflow_name, source_hash, owner_service, framework, status"
+        instance_id = joined(storage.runner.driver, "'i-'", "n")
+        await conn.execute(
+            f"INSERT INTO workflow_instances (instance_id, {columns}, input_data) SELECT {instance_id}, {columns},"
+            f" '{{\"a\": {deep}}}' FROM workflow_instances CROSS JOIN {numbers(20_000)}"
+        )
+    storage.search_timeout_sec = 0.005
+
+    for hopeless in ({"input_filters": {"b": 1}}, {"instance_id_filter": "nothing"}):
+        with pytest.raises(SearchTimeoutError, match="declare_input_path"):
+            await listed(storage, **hopeless)
+
+    storage.search_timeout_sec = 10
+    assert len(await listed(storage)) == 50
+    assert await listed(storage, instance_id_filter="nothing") == []

@@ -9,7 +9,8 @@ import pytest
 from romancy.storage import SQLStorage, open_storage
 from tests.servers import KINDS, Servers
 
-from .filling import Filler
+from .asking import DECLARED
+from .filling import LARGE, SMALL, Filler
 
 
 class URLs(NamedTuple):
@@ -48,7 +49,9 @@ async def fill(urls: URLs) -> None:
     for url in urls:
         async with open_storage(url) as storage:
             await storage.initialize()
-            await Filler(storage, small=url == urls.small).fill()
+            for path in DECLARED:
+                await storage.declare_input_path(path)
+            await Filler(storage, SMALL if url == urls.small else LARGE).fill()
 
 
 @pytest.fixture

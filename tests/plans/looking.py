@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from romancy.storage import SQLStorage
+from romancy.storage.input_filters import scalar_at
 from romancy.storage.sql.runners.sqlite import SQLiteRunner
 from romancy.storage.sql.statement import NativeQuery, Query, Rendered
 
@@ -75,6 +76,7 @@ class SQLiteLooker(Looker):
     async def look(self, statement: Sent) -> Look:
         assert isinstance(self.storage.runner, SQLiteRunner)
         with closing(sqlite3.connect(self.storage.runner.path)) as connection:
+            connection.create_function("romancy_json_at", 2, scalar_at, deterministic=True)
             plan = connection.execute(f"EXPLAIN QUERY PLAN {statement.text}", statement.args).fetchall()
             progress = mock.Mock(return_value=0)
             connection.set_progress_handler(progress, 10)

@@ -24,6 +24,7 @@
     │   ├── NotInTransactionError
     │   ├── WrongTaskError               a transaction belongs to the task that opened it
     │   └── TransactionDeadlineError     it was open for too long and has been rolled back
+    ├── SearchTimeoutError               a search that no index could help took too long: ask for less
     ├── SchemaError                      the tables are missing, foreign, or newer than this code
     ├── DatabaseError                    the database refused a statement; its words are in the message
     └── StorageClosedError               closed, or inherited through a fork
@@ -193,6 +194,16 @@ class WrongTaskError(TransactionError):
 
 class TransactionDeadlineError(TransactionError):
     """The transaction stayed open past its deadline and was rolled back."""
+
+
+class SearchTimeoutError(StorageError):
+    """A listing that no index could help was given up; nothing is wrong with the database."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the search took too long and was given up: filter by status, name, time or the beginning of the id,"
+            " or declare the input path (declare_input_path)"
+        )
 
 
 class SchemaError(StorageError):

@@ -352,6 +352,8 @@ class ListInstancesOptions(Model, frozen=True):
     started_after: datetime | None = None
     started_before: datetime | None = None
     input_filters: Mapping[str, Any] = {}
+    instance_id_prefix: str | None = None
+    """How the id begins, byte for byte; found by the index, where a part from the middle is searched for."""
 
 
 class PaginationResult(Model, frozen=True):

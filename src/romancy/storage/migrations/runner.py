@@ -58,7 +58,7 @@ async def migrate(runner: BaseRunner, *, wait_sec: float = 600.0) -> list[Migrat
     """
     if not await _is_behind(runner):
         return []
-    async with _alone(runner, wait_sec) as connection:
+    async with alone(runner, wait_sec) as connection:
         if not await _is_behind(runner):
             return []  # somebody else did it while we waited
         await connection.check_adoptable()
@@ -74,7 +74,7 @@ async def rollback(runner: BaseRunner, steps: int = 1, *, wait_sec: float = 600.
     """Undo the newest migrations and say which; the shared tables stay, whoever made them."""
     if steps < 0:
         raise ValueError(f"cannot go {steps} steps back")
-    async with _alone(runner, wait_sec) as connection:
+    async with alone(runner, wait_sec) as connection:
         applied = [migration for migration, is_applied, _ in await status(runner) if is_applied]
         newest_first = [migration for migration in reversed(applied) if not migration.is_base][:steps]
         for migration in newest_first:
@@ -85,7 +85,7 @@ async def rollback(runner: BaseRunner, steps: int = 1, *, wait_sec: float = 600.
 async def status(runner: BaseRunner) -> list[MigrationStatus]:
     """Every migration this code knows, oldest first; SchemaError when the database knows others."""
     recorded = await _recorded(runner)
-    base_is_there = bool(await _read(runner, _BASE_APPLIED))
+    base_is_there = bool(await read(runner, _BASE_APPLIED))
     return [
         MigrationStatus(
             migration,
@@ -134,7 +134,7 @@ async def _create_ledger(connection: MigrationConnection) -> None:
 
 async def _apply(connection: MigrationConnection, migration: Migration) -> bool:
     async with connection.step(in_transaction=migration.up.in_transaction, shared=migration.is_base):
-        if migration.is_base and await _read(connection.runner, _BASE_APPLIED):
+        if migration.is_base and await read(connection.runner, _BASE_APPLIED):
             return False  # another framework was quicker
         log.info("applying migration %s", migration)
         for statement in [*migration.up.statements(await _collation(connection.runner)), *migration.records]:
@@ -150,7 +150,7 @@ async def _undo(connection: MigrationConnection, migration: Migration) -> None:
 
 
 @asynccontextmanager
-async def _alone(runner: BaseRunner, wait_sec: float) -> AsyncIterator[MigrationConnection]:
+async def alone(runner: BaseRunner, wait_sec: float) -> AsyncIterator[MigrationConnection]:
     if runner.transactions.active():
         raise TransactionError("the schema cannot be changed inside a transaction")
     connection = _connection(runner, wait_sec)
@@ -191,7 +191,7 @@ async def _is_behind(runner: BaseRunner) -> bool:
 async def _recorded(runner: BaseRunner) -> dict[str, datetime]:
     """When each of our migrations was applied; SchemaError when one of them is not ours as we know it."""
     known = {migration.version: migration for migration in _known(runner)}
-    rows = await _read(runner, _RECORDED)
+    rows = await read(runner, _RECORDED)
     unknown = [version for version, _, _ in rows if version not in known]
     if unknown:
         raise SchemaError(
@@ -209,11 +209,11 @@ async def _recorded(runner: BaseRunner) -> dict[str, datetime]:
 
 async def _collation(runner: BaseRunner) -> str:
     query = _COLLATION.get(runner.driver.driver_name())
-    found = await _read(runner, query) if query else ()
+    found = await read(runner, query) if query else ()
     return str(found[0][0]) if found else COLLATIONS[_kind(runner)]
 
 
-async def _read(runner: BaseRunner, query: str) -> Sequence[Sequence[Any]]:
+async def read(runner: BaseRunner, query: str) -> Sequence[Sequence[Any]]:
     """Some rows; none when their table is not there yet."""
 
     async def read(_: None) -> Sequence[Sequence[Any]]:

@@ -7,7 +7,7 @@ order everywhere: instance rows first, then channels by name.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -21,6 +21,8 @@ from .fragments import claimed_by_another_than, received_by
 from .operation import Hint, operation
 from .statement import sql
 
+_LONG_AGO = datetime(1000, 1, 1, tzinfo=UTC)
+_LOOKED_AT_PER_DELETED = 10
 MESSAGE_TOPIC = "workflow_channel_message"
 _RECEIPTS_MARK = "receipts"
 
@@ -158,9 +160,16 @@ class Channels(Ending):
 
     _delete_message = sql("DELETE FROM channel_messages WHERE id = {any_id:message_id}")
 
+    # Old messages and channels are gone through a piece at a time: what has to stay is not read again and again.
+    _old_messages = sql("""
+        SELECT m.id, m.published_at FROM channel_messages m
+         WHERE m.published_at < {seconds_ago:seconds} AND m.published_at >= :reached_at
+           AND (m.published_at > :reached_at OR m.id > :reached_id)
+         ORDER BY m.published_at, m.id LIMIT :limit""")
+
     _received_by_all = sql("""
         SELECT m.id FROM channel_messages m
-         WHERE m.published_at < {seconds_ago:seconds} AND NOT EXISTS (
+         WHERE {in:m.id, message_ids} AND NOT EXISTS (
                SELECT 1 FROM channel_subscriptions s {with_cursor}
                  JOIN workflow_instances i ON i.instance_id = s.instance_id
                 WHERE s.channel = m.channel AND i.status NOT IN {finished}
@@ -169,12 +178,14 @@ class Channels(Ending):
 
     _delete_messages = sql("DELETE FROM channel_messages WHERE {in:id, message_ids}")
 
+    _some_channels = sql("SELECT channel FROM romancy_channels WHERE channel > :reached ORDER BY channel LIMIT :limit")
+
     _idle_channels = sql("""
         SELECT c.channel FROM romancy_channels c
-         WHERE c.unsettled_since IS NULL
+         WHERE {in:c.channel, channels} AND c.unsettled_since IS NULL
            AND NOT EXISTS (SELECT 1 FROM channel_messages m WHERE m.channel = c.channel)
            AND NOT EXISTS (SELECT 1 FROM channel_subscriptions s WHERE s.channel = c.channel)
-         LIMIT :limit {for_update_skip_locked}""")
+         {for_update_skip_locked}""")
 
     _delete_channels = sql("DELETE FROM romancy_channels WHERE {in:channel, channels} AND unsettled_since IS NULL")
 
@@ -379,16 +390,40 @@ class Channels(Ending):
 
     # Retention.
 
+    _message_reached: tuple[datetime, int] = (_LONG_AGO, 0)
+    _channel_reached: str = ""
+    """How far retention has looked; when it has seen all, it begins again."""
+
     @operation
     async def cleanup_old_channel_messages(self, older_than: timedelta, *, limit: int = 1000) -> int:
         batch = page_size(limit, 1000)
-        old = await self._received_by_all.all(seconds=age_sec(older_than), limit=batch)
-        idle = await self._idle_channels.all(limit=batch)
-        if idle:
-            await self._delete_channels.run(channels=[channel for (channel,) in idle])
-        deleted = await self._delete_messages.run(message_ids=[message_id for (message_id,) in old]) if old else 0
+        seconds = age_sec(older_than)
+        await self._forget_idle_channels(batch)
         await self._prune_receipts(batch)
-        return deleted
+        moment, message_id = self._message_reached
+        looked_at = batch * _LOOKED_AT_PER_DELETED
+        old = await self._old_messages.all(seconds=seconds, reached_at=moment, reached_id=message_id, limit=looked_at)
+        if not old:
+            self._message_reached = (_LONG_AGO, 0)
+            return 0
+        ids = [row[0] for row in old]
+        received = [row[0] for row in await self._received_by_all.all(message_ids=ids, limit=batch)]
+        if len(received) < batch:  # all that may go of this piece is going
+            reached = self._decoded_time(old[-1][1])
+            self._message_reached = (reached, ids[-1]) if len(old) == looked_at else (_LONG_AGO, 0)
+        return await self._delete_messages.run(message_ids=received) if received else 0
+
+    async def _forget_idle_channels(self, limit: int) -> None:
+        some = [row[0] for row in await self._some_channels.all(reached=self._channel_reached, limit=limit)]
+        self._channel_reached = some[-1] if len(some) == limit else ""
+        idle = [row[0] for row in await self._idle_channels.all(channels=some)] if some else []
+        if idle:
+            await self._delete_channels.run(channels=idle)
+
+    def _decoded_time(self, stored: Any) -> datetime:
+        decode = self.runner.driver.decode_time
+        moment: datetime = stored if decode is None else decode(stored)
+        return moment
 
     async def _prune_receipts(self, limit: int) -> None:
         """Forget receipts of messages that are gone, whoever deleted them: each call looks at the next few."""

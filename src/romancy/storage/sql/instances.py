@@ -1,9 +1,9 @@
-"""Instances: created once, guarded through their states, listed newest first, deleted when they are old."""
+"""Instances: created once, guarded through their states, deleted when they are old."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -11,29 +11,23 @@ import msgspec
 from ..errors import (
     InstanceExistsError,
     InstanceNotFoundError,
-    InvalidPageTokenError,
     InvalidStatusTransitionError,
     WorkflowNotCancellableError,
 )
-from ..input_filters import InputFilterBuilder, input_matches
 from ..models import (
     CANCELLABLE,
     FINISHED,
     RUNNABLE,
     WAITING,
-    AnyFramework,
     HistoryEvent,
     HistoryEventType,
-    ListInstancesOptions,
     Lock,
-    PaginationResult,
     ResumableWorkflow,
     WorkflowInstance,
     WorkflowStatus,
 )
 from .checks import (
     age_sec,
-    can_be_stored,
     check_json,
     check_key,
     check_label,
@@ -44,19 +38,19 @@ from .checks import (
     plain_text,
     positive,
 )
-from .ending import Ending, cancelled_hint, resumable_hint
+from .ending import cancelled_hint, resumable_hint
 from .fragments import longest_runnable
+from .listing import Listing
 from .operation import operation
-from .statement import FRAGMENTS, NativeQuery, Want, merged, row_decoder, sql
+from .statement import merged, sql
 
 FAILED_ACTIVITY = "workflow_failed"
 CANCELLED_ACTIVITY = "workflow_cancelled"
 DEFAULT_LOCK_SEC = 60.0
-_JUDGED_AT_ONCE = 100
 _AFTER_COMPENSATING = (WorkflowStatus.COMPENSATING, WorkflowStatus.FAILED, WorkflowStatus.CANCELLED)
 
 
-class Instances(Ending):
+class Instances(Listing):
     """Implements `InstanceManager`, but for suspending."""
 
     _definition_exists = sql("""
@@ -282,99 +276,6 @@ class Instances(Ending):
         await resumable_hint(instance_id, await self._workflow_name.value(instance_id=instance_id))
 
     @operation(reads=True)
-    async def list_instances(
-        self,
-        options: ListInstancesOptions | None = None,
-        *,
-        payloads: bool = False,
-        framework: str | AnyFramework | None = None,
-    ) -> PaginationResult:
-        options = options or ListInstancesOptions()
-        wanted = page_size(options.limit, default=50)
-        framework = framework or self.framework
-        if options.input_filters and not self.runner.driver.json_is_exact:
-            found = await self._judged(options, wanted + 1, framework, payloads=payloads)
-        else:
-            columns = "instance_columns" if payloads else "listed_columns"
-            found = await self._listing(options, wanted + 1, framework, columns)
-        has_more = len(found) > wanted
-        token = page_token(found[wanted - 1]) if has_more else None
-        return PaginationResult(found[:wanted], token, has_more)
-
-    async def _judged(
-        self, options: ListInstancesOptions, wanted: int, framework: str | AnyFramework, *, payloads: bool
-    ) -> list[WorkflowInstance]:
-        """Read on, a batch at a time, until enough are found: SQL lets some pass that do not match."""
-        found: list[WorkflowInstance] = []
-        size = max(wanted, _JUDGED_AT_ONCE)
-        columns = "instance_columns" if payloads else "judged_columns"
-        while len(found) < wanted:
-            batch: list[WorkflowInstance] = await self._listing(options, size, framework, columns)
-            matching = [instance for instance in batch if input_matches(instance.input_data, options.input_filters)]
-            found += matching if payloads else [msgspec.structs.replace(one, input_data=None) for one in matching]
-            if len(batch) < size:
-                break
-            options = msgspec.structs.replace(options, page_token=page_token(batch[-1]))
-        return found[:wanted]
-
-    def _listing(
-        self, options: ListInstancesOptions, limit: int, framework: str | AnyFramework, columns: str
-    ) -> NativeQuery[Any]:
-        """The page as one statement; only the filters that were given are in it, so that it can use their index."""
-        driver = self.runner.driver
-        conditions: list[str] = []
-        arguments: list[Any] = []
-
-        def given(value: Any) -> str:
-            arguments.append(value)
-            return driver.placeholder(len(arguments))
-
-        def contains(column: str, text: str) -> None:
-            if not can_be_stored(text):
-                conditions.append("1 = 0")
-                return
-            needle = driver.ascii_lower(f"CAST({given(text)} AS {driver.text_type})")
-            conditions.append(driver.position(needle, driver.ascii_lower(column)) + " > 0")
-
-        index = "romancy_instances_newest_any"
-        if not isinstance(framework, AnyFramework):
-            index = "romancy_instances_newest"
-            conditions.append(f"i.framework = {driver.unforeseen(given(check_key('framework', framework)))}")
-        if options.status_filter is not None:
-            index = index if isinstance(framework, AnyFramework) else "romancy_instances_by_status"
-            conditions.append(f"i.status = {driver.unforeseen(given(str(WorkflowStatus(options.status_filter))))}")
-        if options.workflow_name_filter:
-            contains("i.workflow_name", options.workflow_name_filter)
-        if options.instance_id_filter:
-            contains("i.instance_id", options.instance_id_filter)
-        started = driver.make_datetime_comparable("i.started_at")
-        if options.started_after is not None:
-            conditions.append(f"{started} > {given(driver.encode_time(options.started_after))}")
-        if options.started_before is not None:
-            conditions.append(f"{started} < {given(driver.encode_time(options.started_before))}")
-        key = driver.byte_order("i.instance_id")
-        if options.page_token:
-            started_at, instance_id = read_page_token(options.page_token)
-            moment = driver.encode_time(started_at)
-            conditions.append(
-                f"({started} < {given(moment)} OR ({started} = {given(moment)} AND {key} < {given(instance_id)}))"
-            )
-            conditions.append(f"{started} <= {given(moment)}")  # what an index can start from
-        if options.input_filters:
-            filters, more = InputFilterBuilder(driver, column="i.input_data").build_filter_query(
-                options.input_filters, len(arguments) + 1
-            )
-            conditions.extend(filters)
-            arguments.extend(more)
-        selected = driver.expand(FRAGMENTS[columns])
-        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        text = (
-            f"SELECT {selected} FROM workflow_instances i {driver.through_index(index)}{where}"
-            f" ORDER BY {started} DESC, {key} DESC LIMIT {limit:d}"
-        )
-        return NativeQuery(text, arguments, Want.ALL, row_decoder(WorkflowInstance, driver))
-
-    @operation(reads=True)
     async def find_resumable_workflows(
         self, limit: int = 100, *, workflow_names: Sequence[str] | None = None, owner_service: str | None = None
     ) -> list[ResumableWorkflow]:
@@ -430,23 +331,3 @@ def check_lock_timeout(seconds: int | None) -> int | None:
     if seconds is not None and seconds >= 2**31:
         raise ValueError(f"lock_timeout_seconds must be less than 2^31, not {seconds}")
     return None if seconds is None else int(positive("lock_timeout_sec", seconds))
-
-
-def page_token(instance: WorkflowInstance) -> str:
-    """Where the page ended: ``ISO_DATETIME||INSTANCE_ID``."""
-    assert instance.started_at is not None, "a stored instance has a start"
-    return f"{instance.started_at.isoformat(timespec='microseconds')}||{instance.instance_id}"
-
-
-def read_page_token(token: str) -> tuple[datetime, str]:
-    """Take a page token apart; a time without a zone is UTC."""
-    moment, separator, instance_id = token.partition("||")
-    try:
-        if not separator or not instance_id or not can_be_stored(instance_id):
-            raise ValueError("there is no ||INSTANCE_ID")
-        started_at = datetime.fromisoformat(moment)
-        if started_at.tzinfo is None:
-            started_at = started_at.replace(tzinfo=UTC)
-        return started_at.astimezone(UTC), instance_id
-    except (ValueError, OverflowError) as error:
-        raise InvalidPageTokenError(f"not a page token (ISO_DATETIME||INSTANCE_ID): {token!r}: {error}") from error

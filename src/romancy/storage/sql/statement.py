@@ -65,8 +65,16 @@ class NativeQuery(Query[T]):
 
     __slots__ = ("args", "rendered")
 
-    def __init__(self, text: str, args: Sequence[Any], want: Want, decode: Decoder | None = None) -> None:
-        self.rendered = Rendered("(native)", text, (), duplicate_is_nothing=False, decode=decode)
+    def __init__(
+        self,
+        text: str,
+        args: Sequence[Any],
+        want: Want,
+        decode: Decoder | None = None,
+        *,
+        within_sec: float | None = None,
+    ) -> None:
+        self.rendered = Rendered("(native)", text, (), duplicate_is_nothing=False, decode=decode, within_sec=within_sec)
         self.args = args
         self.want = want
 
@@ -141,7 +149,7 @@ FRAGMENTS: dict[str, str] = {}
 class Rendered:
     """A statement as one driver speaks it."""
 
-    __slots__ = ("binders", "decode", "duplicate_is_nothing", "name", "text")
+    __slots__ = ("binders", "decode", "duplicate_is_nothing", "name", "text", "within_sec")
 
     def __init__(
         self,
@@ -151,7 +159,10 @@ class Rendered:
         *,
         duplicate_is_nothing: bool,
         decode: Decoder | None,
+        within_sec: float | None = None,
     ) -> None:
+        self.within_sec = within_sec
+        """After how long to give up, if ever."""
         self.name = name
         self.text = text
         self.binders = binders

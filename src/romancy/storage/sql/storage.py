@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..errors import InvalidURLError
-from ..migrations import migrate
+from ..migrations import declare_input_path, declared_input_paths, forget_input_path, migrate
 from ..notifications import TOPICS, DatagramWakeups, InProcessWakeups, Listener, PostgresWakeups, Wakeups
 from ..protocols import Executor, PostCommitCallback
 from ..urls import DatabaseURL, check_options, parse_url
@@ -54,6 +54,18 @@ class SQLStorage(Suspending, Looking, SeenEvents, History, Outbox, Compensations
 
     async def initialize(self) -> None:
         await migrate(self.runner)
+
+    async def declare_input_path(self, path: str) -> None:
+        """Index the values at a path of instances' inputs, so that listing by them stays quick; once is enough."""
+        await declare_input_path(self.runner, path)
+
+    async def forget_input_path(self, path: str) -> None:
+        """Remove the index of a declared path."""
+        await forget_input_path(self.runner, path)
+
+    async def declared_input_paths(self) -> list[str]:
+        """The paths that have been declared."""
+        return await declared_input_paths(self.runner)
 
     async def close(self) -> None:
         await self.wakeups.close()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from ..statement import Decoder, Encoder, Rendered, Statement, expand_hooks, render
 
@@ -38,6 +39,13 @@ def utc_naive(moment: datetime) -> datetime:
         return moment.astimezone(UTC).replace(tzinfo=None)
     except OverflowError as error:
         raise ValueError(f"a time must be within the years 1 to 9999 of UTC: {moment!r}") from error
+
+
+class Bucket(NamedTuple):
+    """A key of declared inputs: how the key's expression is compared, and with what."""
+
+    comparison: str
+    argument: Any = None
 
 
 class Driver(ABC):
@@ -75,6 +83,7 @@ class Driver(ABC):
             "returning_id": self.returning_id,
             "in": lambda argument: self.is_in(*identifiers(argument)),
             "among": lambda argument: self.is_among(*identifiers(argument)),
+            "through_index": self.through_index,
             "ascii_lower": self.ascii_lower,
             "position": lambda argument: self.position(*identifiers(argument)),
             "greatest": lambda argument: self.greatest(*split_arguments(argument)),
@@ -165,6 +174,34 @@ class Driver(ABC):
     def through_index(self, index: str) -> str:
         """Behind a table's name: read it through this index, where the planner cannot be trusted to find it."""
         return ""
+
+    def bounded(self, query: str, seconds: float) -> str:
+        """A query that the server gives up after so long, where it can be told so in the query itself."""
+        return query
+
+    # Declared input paths: an index over a key of the value at the path. Equal values have equal keys; a document
+    # whose value the database cannot be sure of has the key of those, and is looked at by everybody who asks.
+
+    @abstractmethod
+    def input_key(self, table: str, path: str) -> str:
+        """The key of the value at a path of ``input_data``."""
+
+    @abstractmethod
+    def input_buckets(self, path: str, value: Any) -> list[Bucket]:
+        """The keys under which the value may be found."""
+
+    @abstractmethod
+    def index_input(self, path: str) -> list[str]:
+        """Statements that make the index of a path."""
+
+    @abstractmethod
+    def unindex_input(self, path: str) -> list[str]:
+        """Statements that remove it."""
+
+    @staticmethod
+    def input_index(path: str) -> str:
+        """The name of a path's index."""
+        return f"romancy_input_{hashlib.sha256(path.encode()).hexdigest()[:16]}"
 
     @abstractmethod
     def for_update(self) -> str:

@@ -12,7 +12,10 @@ from typing import Any
 from ...input_filters import check_filter_value, json_path_keys
 from ..checks import can_be_stored
 from ..statement import Encoder
-from .driver import Binders, Driver, utc_naive
+from .driver import Binders, Bucket, Driver, utc_naive
+
+_KEY_BYTES = 100
+_UNCLEAR = "CAST('?' AS BINARY)"
 
 
 def sql_list(values: Sequence[Any] | None) -> tuple[Any, ...]:
@@ -103,18 +106,21 @@ class MySQLDriver(Driver):
 
     def json_extract(self, column: str, path: str) -> str:
         steps = list(accumulate((f'."{key}"' for key in json_path_keys(path)), initial="$"))[1:]
-        if self.is_mariadb:
-            # It compares texts as they are escaped, and looks into all of several equal keys; only the last one counts.
-            unclear = f"NOT JSON_VALID({column}) OR LOCATE('\\\\', {column}) > 0"
-            cases = "".join(f" WHEN JSON_LENGTH({all_values(column, step)}) > 2 THEN NULL" for step in steps[:-1])
-        else:
-            # It fails on a document that is nested more than 100 deep; with fewer brackets than that, none is.
-            brackets = f"LENGTH({column}) - LENGTH(REPLACE(REPLACE({column}, '[', ''), '{{', ''))"
-            unclear, cases = f"{brackets} > 100 OR NOT JSON_VALID({column})", ""
+        unclear, cases = self._unclear(column, steps[:-1])
         return (
             f"(CASE WHEN {unclear} THEN NULL WHEN JSON_TYPE({column}) <> 'OBJECT' THEN JSON_ARRAY(){cases}"
             f" ELSE COALESCE({all_values(column, steps[-1])}, JSON_ARRAY(NULL)) END)"
         )
+
+    def _unclear(self, column: str, steps: Sequence[str]) -> tuple[str, str]:
+        """When the server cannot be trusted with a document, and cases in which it cannot at these steps."""
+        if self.is_mariadb:
+            # It compares texts as they are escaped, and looks into all of several equal keys; only the last one counts.
+            cases = "".join(f" WHEN JSON_LENGTH({all_values(column, step)}) > 2 THEN NULL" for step in steps)
+            return f"NOT JSON_VALID({column}) OR LOCATE('\\\\', {column}) > 0", cases
+        # It fails on a document that is nested more than 100 deep; with fewer brackets than that, none is.
+        brackets = f"LENGTH({column}) - LENGTH(REPLACE(REPLACE({column}, '[', ''), '{{', ''))"
+        return f"{brackets} > 100 OR NOT JSON_VALID({column})", ""
 
     def json_compare(self, extract_expr: str, value: Any, placeholder_num: int) -> tuple[str, list[Any]]:
         check_filter_value(value)
@@ -124,6 +130,73 @@ class MySQLDriver(Driver):
         if isinstance(value, int) and abs(value) > 2**53:
             candidates.append(repr(float(value)))  # what is written with a point or an exponent is read as a double
         return f"({' OR '.join(f'JSON_CONTAINS({extract_expr}, %s)' for _ in candidates)})", candidates
+
+    def input_key(self, table: str, path: str) -> str:
+        return f"{table}{self.input_index(path)}"
+
+    def _input_key(self, path: str) -> str:
+        steps = list(accumulate((f'."{key}"' for key in json_path_keys(path)), initial="$"))[1:]
+        value = f"JSON_EXTRACT(input_data, '{steps[-1]}')"
+        unclear, twice = self._unclear("input_data", steps)
+        if self.is_mariadb:  # to which a lone minus is valid, but then not to be taken out
+            dense = "input_data"
+            for space in (" ", "\\t", "\\n", "\\r"):
+                dense = f"REPLACE({dense}, '{space}', '')"
+            unclear += "".join(f" OR LOCATE('-{end}', {dense}) > 0" for end in ",}]")
+        # As bytes: then no collation has a say, nor does the session.
+        binary = f"CAST({value} AS BINARY)"
+        first = f"LEFT({binary}, 1)"
+        point_or_power = " + ".join(f"LOCATE('{sign}', {binary})" for sign in ".eE")
+        # JSON_TYPE says too little of a number on MariaDB.
+        return (
+            f"CASE WHEN {unclear} THEN CAST('?' AS BINARY){twice.replace('NULL', _UNCLEAR)}"
+            f" WHEN {binary} IS NULL OR {first} = 'n' THEN CAST('0' AS BINARY)"
+            f" WHEN {first} = '\"' THEN LEFT({self._text_key(value, binary)}, {_KEY_BYTES})"
+            f" WHEN {first} IN ('{{', '[') THEN CAST('-' AS BINARY)"
+            f" WHEN {first} IN ('t', 'f') THEN CONCAT(CAST('b' AS BINARY), {binary})"
+            f" WHEN {point_or_power} > 0 THEN CAST('r' AS BINARY)"
+            f" ELSE LEFT(CONCAT(CAST('n' AS BINARY), {binary}), {_KEY_BYTES}) END"
+        )
+
+    def _text_key(self, value: str, binary: str) -> str:
+        if self.is_mariadb:  # nothing in it is escaped, else it would be unclear
+            return f"CONCAT(CAST('s' AS BINARY), SUBSTRING({binary}, 2, LENGTH({binary}) - 2))"
+        return f"CONCAT(CAST('s' AS BINARY), CAST(JSON_UNQUOTE({value}) AS BINARY))"
+
+    def input_buckets(self, path: str, value: Any) -> list[Bucket]:
+        check_filter_value(value)
+        match value:
+            case None:
+                keys = ["0"]
+            case bool():
+                keys = [f"b{json.dumps(value)}"]
+            case str():
+                keys = [f"s{value}"] if can_be_stored(value.replace("\0", "")) else []
+            case _:
+                keys = [f"n{int(value)}"] if int(value) == value else []
+                keys += ["n-0", "r"] if value == 0 else ["r"]
+        return [Bucket("= {0}", key.encode()[:_KEY_BYTES]) for key in [*keys, "?"]]
+
+    def index_input(self, path: str) -> list[str]:
+        # A column that is computed when it is read, and kept in the index only. MariaDB has no other way.
+        name = self.input_index(path)
+        return [
+            f"ALTER TABLE workflow_instances ADD COLUMN {name} VARBINARY({_KEY_BYTES})"
+            f" GENERATED ALWAYS AS ({self._input_key(path)}) VIRTUAL",
+            f"ALTER TABLE workflow_instances ADD INDEX {name} (framework, {name}, started_at, instance_id)",
+        ]
+
+    def unindex_input(self, path: str) -> list[str]:
+        name = self.input_index(path)
+        return [
+            f"ALTER TABLE workflow_instances DROP INDEX {name}",
+            f"ALTER TABLE workflow_instances DROP COLUMN {name}",
+        ]
+
+    def bounded(self, query: str, seconds: float) -> str:
+        if self.is_mariadb:
+            return f"SET STATEMENT max_statement_time = {seconds:.3f} FOR {query}"
+        return query.replace("SELECT", f"SELECT /*+ MAX_EXECUTION_TIME({max(1, round(seconds * 1000))}) */", 1)
 
     def bind_names(self, text: str, parameter: re.Pattern[str], lists: set[str]) -> tuple[str, Binders]:
         binders: list[tuple[str, Encoder | None]] = []

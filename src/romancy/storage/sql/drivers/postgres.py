@@ -9,7 +9,7 @@ from typing import Any
 
 from ...input_filters import check_filter_value, json_path_keys
 from ..checks import can_be_stored
-from .driver import Binders, Driver, utc_naive
+from .driver import Binders, Bucket, Driver, utc_naive
 
 
 class PostgresDriver(Driver):
@@ -108,6 +108,25 @@ class PostgresDriver(Driver):
         if isinstance(value, str) and not can_be_stored(value):
             return f"{extract_expr} IS NULL", []  # what holds such a text cannot be read by jsonb
         return f"{extract_expr} = {self.placeholder(placeholder_num)}::text::jsonb", [json.dumps(value)]
+
+    def input_key(self, table: str, path: str) -> str:
+        return f"jsonb_hash_extended({self.json_extract(f'{table}input_data', path)}, 0)"
+
+    def input_buckets(self, path: str, value: Any) -> list[Bucket]:
+        check_filter_value(value)
+        unclear = Bucket("IS NULL")
+        if isinstance(value, str) and not can_be_stored(value):
+            return [unclear]
+        return [Bucket("= jsonb_hash_extended({0}::text::jsonb, 0)", json.dumps(value)), unclear]
+
+    def index_input(self, path: str) -> list[str]:
+        return [
+            f"CREATE INDEX CONCURRENTLY IF NOT EXISTS {self.input_index(path)} ON workflow_instances"
+            f' (framework, ({self.input_key("", path)}), started_at, instance_id COLLATE "C")'
+        ]
+
+    def unindex_input(self, path: str) -> list[str]:
+        return [f"DROP INDEX CONCURRENTLY IF EXISTS {self.input_index(path)}"]
 
     def bind_names(self, text: str, parameter: re.Pattern[str], lists: set[str]) -> tuple[str, Binders]:
         names = list(dict.fromkeys(parameter.findall(text)))

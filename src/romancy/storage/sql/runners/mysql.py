@@ -10,7 +10,14 @@ import asyncmy
 from asyncmy import errors as my
 from asyncmy.constants import CLIENT
 
-from ...errors import DatabaseError, InvalidURLError, SchemaError, StorageError, StorageUnavailableError
+from ...errors import (
+    DatabaseError,
+    InvalidURLError,
+    SchemaError,
+    SearchTimeoutError,
+    StorageError,
+    StorageUnavailableError,
+)
 from ...urls import DatabaseURL
 from ..drivers.mysql import MySQLDriver
 from ..rows import Row
@@ -29,6 +36,7 @@ _CONFLICTS = {
 }
 _LOST = {1053, 1152, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2055, 4031, 0}
 _WRONG_ADDRESS = {1044, 1045, 1049, 1698, 1130, 2059, 2061}
+_GIVEN_UP = {1969, 3024}  # a statement's own time limit, of MariaDB and of MySQL
 _NO_SCHEMA = {1146, 1054, 1305}
 
 # Strict: never a truncation. Backslash escapes on, as the client's quoting needs them. Tables that Edda made have times
@@ -202,6 +210,8 @@ class MySQLRunner(ServerRunner):
     def translate(self, error: BaseException) -> StorageError:
         if isinstance(error, _Unreachable):
             return StorageUnavailableError(str(error))
+        if error_code(error) in _GIVEN_UP:
+            return SearchTimeoutError()
         if error_code(error) in _NO_SCHEMA:
             return SchemaError(f"{_words(error)}: the schema is missing or old; run initialize() first")
         return DatabaseError(f"MySQL refused a statement: {_words(error)}")

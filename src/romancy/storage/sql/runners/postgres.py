@@ -8,7 +8,14 @@ from typing import Any
 
 import asyncpg
 
-from ...errors import DatabaseError, InvalidURLError, SchemaError, StorageError, StorageUnavailableError
+from ...errors import (
+    DatabaseError,
+    InvalidURLError,
+    SchemaError,
+    SearchTimeoutError,
+    StorageError,
+    StorageUnavailableError,
+)
 from ...urls import DatabaseURL
 from ..drivers.postgres import PostgresDriver
 from ..rows import Row
@@ -52,7 +59,7 @@ class PostgresConnection(Connection):
                 count = status.rpartition(" ")[2]
                 return int(count) if count.isdigit() else 0
             if want is Want.ALL:
-                rows = await self.raw.fetch(rendered.text, *args)
+                rows = await self.raw.fetch(rendered.text, *args, timeout=rendered.within_sec)
                 if rendered.decode is None:
                     return [_row(row) for row in rows] if isinstance(query, NativeQuery) else rows
                 return [rendered.decode(row) for row in rows]
@@ -64,6 +71,10 @@ class PostgresConnection(Connection):
             if rendered.decode is not None:
                 return rendered.decode(row)
             return _row(row) if isinstance(query, NativeQuery) else row
+        except TimeoutError as error:
+            if rendered.within_sec is None:
+                raise
+            raise SearchTimeoutError from error
         except (asyncpg.DataError, asyncpg.InterfaceError):
             await self._end_what_was_begun()
             raise

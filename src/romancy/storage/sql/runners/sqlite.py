@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from ...errors import (
     DatabaseError,
     SchemaError,
+    SearchTimeoutError,
     StorageClosedError,
     StorageError,
     StorageUnavailableError,
@@ -464,6 +465,9 @@ class SQLiteRunner(BaseRunner):
         rendered, args = query.resolve(self.driver)
         if self._abandoned:
             raise _closed()
+        if rendered.within_sec is not None:
+            deadline = time.monotonic() + rendered.within_sec
+            connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
         try:
             cursor = connection.execute(rendered.text, args)
             want = query.want
@@ -483,6 +487,9 @@ class SQLiteRunner(BaseRunner):
             raise self.translate(error) from error
         except OverflowError as error:
             raise DatabaseError(f"SQLite holds integers of 64 bits: {error}") from error
+        finally:
+            if rendered.within_sec is not None:
+                connection.set_progress_handler(None, 0)
         if row is None:
             return None
         if want is not Want.ONE:
@@ -496,8 +503,8 @@ class SQLiteRunner(BaseRunner):
         if isinstance(error, StorageError):
             return error
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code == sqlite3.SQLITE_INTERRUPT and self._abandoned:
-            return _closed()
+        if code == sqlite3.SQLITE_INTERRUPT:
+            return _closed() if self._abandoned else SearchTimeoutError()
         if "no such table" in str(error) or "no such column" in str(error):
             return SchemaError(f"{error}: the schema is missing or old; run initialize() first")
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):

@@ -1,0 +1,153 @@
+"""Polls, pages and retention in a small and in a large database: none may take more than twice as long.
+
+    python -m benchmarks.plans --databases sqlite --instances 1000000
+
+Each instance has ten steps of history. Both databases hold as much that is due; the large one ten times as much that
+waits, and all the rest is over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+
+from romancy.storage import ListInstancesOptions, SearchTimeoutError, SQLStorage
+from tests.plans.asking import DECLARED, GROWING, OTHERS, PAGES, POLLS, SEARCHES, Ask, late, page
+from tests.plans.filling import Filler, Size
+from tests.servers import ServerError
+
+from .databases import DATABASES, Database, fresh_databases
+from .measuring import Table, verdict
+
+MOST_GROWTH = 2.0
+_TRIES = 3
+SMALL = Size(finished=1000, steps=10, received=300, published=500, running=100, waiting=100)
+
+ASKS: dict[str, Ask] = {
+    **{f"page: {name}": page(**{field: getattr(options, field) for field in options.__struct_fields__})
+       for name, (options, _) in PAGES.items()},
+    "page: newest, far back": late(ListInstancesOptions()),
+    **{f"page: {name}": ask for name, ask in SEARCHES.items()},
+    **{f"poll: {name}": ask for name, (ask, _) in POLLS.items()},
+    **OTHERS,
+}  # fmt: skip
+
+SCANS: dict[str, Ask] = {
+    "part of an id": page(instance_id_filter="nothing like it"),
+    "undeclared path": page(input_filters={"nowhere": 1}),
+}
+"""What may read everything, for a bounded time."""
+
+
+def large(instances: int) -> Size:
+    """Most of them finished."""
+    waiting = 10 * SMALL.waiting
+    return Size(
+        finished=max(instances - 2 * waiting - 3 * SMALL.running, 1),
+        steps=SMALL.steps,
+        received=instances // 10,
+        published=instances // 5,
+        running=SMALL.running,
+        waiting=waiting,
+    )
+
+
+async def measure(names: Sequence[str], instances: int, rounds: int) -> bool:
+    """Print how long everything takes in both, and by how much longer in the large one; whether all is well."""
+    well = True
+    for name in names:
+        async with fresh_databases([name]) as smalls, fresh_databases([name]) as larges:
+            for small_one, large_one in zip(smalls, larges, strict=True):
+                await _fill(small_one, SMALL)
+                await _fill(large_one, large(instances))
+                well &= await _compare(small_one, large_one, rounds)
+    return well
+
+
+async def _fill(database: Database, size: Size) -> None:
+    started = time.monotonic()
+    async with database.open() as storage:
+        for path in DECLARED:
+            await storage.declare_input_path(path)
+        await Filler(storage, size).fill()
+    count = size.finished + size.unfinished
+    print(f"{database.title}: {count:,} instances made in {time.monotonic() - started:.0f} s", file=sys.stderr)
+
+
+async def _compare(small_one: Database, large_one: Database, rounds: int) -> bool:
+    table = Table(f"{small_one.title}: median of {rounds}", what=34, small=10, large=10, ratio=7, target=0)
+    well = True
+    async with small_one.open() as small, large_one.open() as big:
+        for name, ask in ASKS.items():
+            little, much = await _seconds(ask, small, big, rounds)
+            ratio = much / little
+            if name.removeprefix("poll: ") in GROWING:
+                target = "grows with what is unfinished"
+            else:
+                well &= ratio <= MOST_GROWTH
+                target = f"at most {MOST_GROWTH:g}×: {verdict(ratio <= MOST_GROWTH)}"
+            table.row(name, _milliseconds(little), _milliseconds(much), f"{ratio:.2f}×", target)
+        for name, ask in SCANS.items():
+            table.row(name, _milliseconds(await _once(ask, small)), await _until_given_up(ask, big), "", "may scan")
+    return well
+
+
+async def _seconds(ask: Ask, small: SQLStorage, big: SQLStorage, rounds: int) -> tuple[float, float]:
+    """Medians of turns; the first ones warm up. What else the machine does only adds: each turn counts its best try."""
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for number in range(rounds + 2):
+        for storage, measured in zip((small, big), seconds, strict=True):
+            elapsed = min([await _once(ask, storage) for _ in range(_TRIES)])
+            if number >= 2:
+                measured.append(elapsed)
+    return statistics.median(seconds[0]), statistics.median(seconds[1])
+
+
+async def _once(ask: Ask, storage: SQLStorage) -> float:
+    """How long it takes, in a transaction of which nothing is left."""
+    gc.collect()
+    await storage.begin_transaction()
+    try:
+        started = time.perf_counter()
+        await ask(storage)
+        return time.perf_counter() - started
+    finally:
+        await storage.rollback_transaction()
+
+
+async def _until_given_up(ask: Ask, storage: SQLStorage) -> str:
+    started = time.perf_counter()
+    try:
+        await ask(storage)
+    except SearchTimeoutError:
+        return f"given up after {time.perf_counter() - started:.1f} s"
+    return _milliseconds(time.perf_counter() - started)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.2f} ms"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.plans", description=__doc__.partition("\n")[0])
+    known = ",".join(DATABASES)
+    parser.add_argument("--databases", default=known, metavar="NAMES", help=f"some of {known} (default: all)")
+    parser.add_argument("--instances", type=int, default=1_000_000, help="of the large database (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=15)
+    arguments = parser.parse_args()
+    names = arguments.databases.split(",")
+    if unknown := set(names) - set(DATABASES):
+        parser.error(f"there is no {', '.join(unknown)}, only {known}")
+    try:
+        return 0 if asyncio.run(measure(names, arguments.instances, arguments.rounds)) else 1
+    except ServerError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
