@@ -173,8 +173,7 @@ class Channels(Ending):
                SELECT 1 FROM channel_subscriptions s {with_cursor}
                  JOIN workflow_instances i ON i.instance_id = s.instance_id
                 WHERE s.channel = m.channel AND i.status NOT IN {finished}
-                  AND (s.mode = 'competing' OR m.id > {cursor} OR {late}))
-         ORDER BY m.published_at, m.id LIMIT :limit""")
+                  AND (s.mode = 'competing' OR m.id > {cursor} OR {late}))""")
 
     _delete_messages = sql("DELETE FROM channel_messages WHERE {in:id, message_ids}")
 
@@ -399,19 +398,18 @@ class Channels(Ending):
         batch = page_size(limit, 1000)
         seconds = age_sec(older_than)
         await self._forget_idle_channels(batch)
-        await self._prune_receipts(batch)
         moment, message_id = self._message_reached
         looked_at = batch * _LOOKED_AT_PER_DELETED
         old = await self._old_messages.all(seconds=seconds, reached_at=moment, reached_id=message_id, limit=looked_at)
-        if not old:
-            self._message_reached = (_LONG_AGO, 0)
-            return 0
         ids = [row[0] for row in old]
-        received = [row[0] for row in await self._received_by_all.all(message_ids=ids, limit=batch)]
+        may_go = {row[0] for row in await self._received_by_all.all(message_ids=ids)} if ids else set()
+        received = [message_id for message_id in ids if message_id in may_go][:batch]
         if len(received) < batch:  # all that may go of this piece is going
-            reached = self._decoded_time(old[-1][1])
-            self._message_reached = (reached, ids[-1]) if len(old) == looked_at else (_LONG_AGO, 0)
-        return await self._delete_messages.run(message_ids=received) if received else 0
+            more = len(old) == looked_at
+            self._message_reached = (self._decoded_time(old[-1][1]), ids[-1]) if more else (_LONG_AGO, 0)
+        deleted = await self._delete_messages.run(message_ids=received) if received else 0
+        await self._prune_receipts(batch)
+        return deleted
 
     async def _forget_idle_channels(self, limit: int) -> None:
         some = [row[0] for row in await self._some_channels.all(reached=self._channel_reached, limit=limit)]

@@ -55,14 +55,7 @@ class Listing(Ending):
     search_timeout_sec: float = SEARCH_TIMEOUT_SEC
     """How long a listing may search."""
 
-    # One step in the index for each, not a look at every instance.
-    _frameworks = sql("""
-        WITH RECURSIVE found (framework) AS (
-            SELECT MIN(framework) FROM workflow_instances
-            UNION ALL
-            SELECT (SELECT MIN(i.framework) FROM workflow_instances i WHERE i.framework > found.framework)
-              FROM found WHERE found.framework IS NOT NULL)
-        SELECT framework FROM found WHERE framework IS NOT NULL""")
+    _next_framework = sql("SELECT MIN(framework) FROM workflow_instances WHERE framework > :framework")
 
     _declared = sql("SELECT path FROM romancy_input_paths WHERE {in:path, paths} ORDER BY path")
 
@@ -119,7 +112,7 @@ class Listing(Ending):
     ) -> list[Branch]:
         """The parts of the table that the page is merged from; none where nothing can match."""
         if isinstance(framework, AnyFramework):
-            frameworks = [name for (name,) in await self._frameworks.all()]
+            frameworks = await self._frameworks()
         else:
             frameworks = [check_key("framework", framework)]
         driver = self.runner.driver
@@ -146,6 +139,13 @@ class Listing(Ending):
             status = equal("i.status", str(WorkflowStatus(options.status_filter)))
             return _merged("romancy_instances_by_status", kinds, [status])
         return _merged("romancy_instances_newest", kinds, [[]])
+
+    async def _frameworks(self) -> list[str]:
+        """All that have instances: one step in the index for each, not a look at every instance."""
+        found: list[str] = []
+        while (name := await self._next_framework.value(framework=found[-1] if found else "")) is not None:
+            found.append(name)
+        return found
 
     async def _declared_path(self, options: ListInstancesOptions) -> str | None:
         if not options.input_filters:
@@ -201,7 +201,7 @@ class Listing(Ending):
         pages = []
         for branch in branches:
             conditions = [condition(given) for condition in branch.conditions]
-            conditions += self._filters(options, given, arguments)
+            conditions += self._filters(options, branch, given, arguments)
             pages.append(
                 f"SELECT {selected} FROM workflow_instances i {driver.through_index(branch.through)}"
                 f" WHERE {' AND '.join(conditions)} {ordered}"
@@ -213,11 +213,13 @@ class Listing(Ending):
         found: list[WorkflowInstance] = await search.all(text, arguments, row_decoder(WorkflowInstance, driver))
         return found
 
-    def _filters(self, options: ListInstancesOptions, given: Given, arguments: list[Any]) -> Iterator[str]:
-        """All filters: an index may hold more than what was asked for."""
+    def _filters(
+        self, options: ListInstancesOptions, branch: Branch, given: Given, arguments: list[Any]
+    ) -> Iterator[str]:
+        """What the branch does not answer yet; none of it may choose another index."""
         driver = self.runner.driver
-        if options.status_filter is not None:
-            yield f"i.status = {driver.unforeseen(given(str(WorkflowStatus(options.status_filter))))}"
+        if options.status_filter is not None and branch.through != "romancy_instances_by_status":
+            yield f"{driver.hidden('i.status')} = {given(str(WorkflowStatus(options.status_filter)))}"
         for column, text in (
             ("i.workflow_name", options.workflow_name_filter),
             ("i.instance_id", options.instance_id_filter),
@@ -226,7 +228,7 @@ class Listing(Ending):
                 yield self._contains(column, text, given) if can_be_stored(text) else "1 = 0"
         key = driver.byte_order("i.instance_id")
         if options.instance_id_prefix:
-            yield begins(key, options.instance_id_prefix, given)
+            yield begins(driver.byte_order(driver.hidden("i.instance_id")), options.instance_id_prefix, given)
         started = driver.make_datetime_comparable("i.started_at")
         if options.started_after is not None:
             yield f"{started} > {given(driver.encode_time(options.started_after))}"

@@ -171,6 +171,10 @@ class Driver(ABC):
         """A parameter whose value the planner must not count on."""
         return parameter
 
+    def hidden(self, column: str) -> str:
+        """A text column that the planner must not search an index by, where it cannot be told which one to take."""
+        return column
+
     def through_index(self, index: str) -> str:
         """Behind a table's name: read it through this index, where the planner cannot be trusted to find it."""
         return ""

@@ -47,6 +47,9 @@ class PostgresDriver(Driver):
         # Told that most instances are completed, it reads through the newest of any status until enough turn up.
         return f"(SELECT {parameter}::text)"
 
+    def hidden(self, column: str) -> str:
+        return f"({column} || '')"
+
     def select_for_update_skip_locked(self) -> str:
         # Not FOR UPDATE: a mere foreign-key insert would make the row look taken.
         return "FOR NO KEY UPDATE SKIP LOCKED"
