@@ -21,8 +21,7 @@ from tests.plans.asking import DECLARED, GROWING, OTHERS, PAGES, POLLS, SEARCHES
 from tests.plans.filling import Filler, Size
 from tests.servers import ServerError
 
-from .databases import DATABASES, Database, fresh_databases
-from .measuring import Table, verdict
+from .databases import DATABASES, Database, places
 
 MOST_GROWTH = 2.0
 _TRIES = 3
@@ -60,9 +59,9 @@ def large(instances: int) -> Size:
 async def measure(names: Sequence[str], instances: int, rounds: int) -> bool:
     """Print how long everything takes in both, and by how much longer in the large one; whether all is well."""
     well = True
-    for name in names:
-        async with fresh_databases([name]) as smalls, fresh_databases([name]) as larges:
-            for small_one, large_one in zip(smalls, larges, strict=True):
+    async with places(names, durable=False) as found:
+        for place in found:
+            async with place.database() as small_one, place.database() as large_one:
                 await _fill(small_one, SMALL)
                 await _fill(large_one, large(instances))
                 well &= await _compare(small_one, large_one, rounds)
@@ -80,7 +79,8 @@ async def _fill(database: Database, size: Size) -> None:
 
 
 async def _compare(small_one: Database, large_one: Database, rounds: int) -> bool:
-    table = Table(f"{small_one.title}: median of {rounds}", what=34, small=10, large=10, ratio=7, target=0)
+    print(f"\n{small_one.title}: median of {rounds}")
+    _row("what", "small", "large", "ratio", "target")
     well = True
     async with small_one.open() as small, large_one.open() as big:
         for name, ask in ASKS.items():
@@ -90,10 +90,11 @@ async def _compare(small_one: Database, large_one: Database, rounds: int) -> boo
                 target = "grows with what is unfinished"
             else:
                 well &= ratio <= MOST_GROWTH
-                target = f"at most {MOST_GROWTH:g}×: {verdict(ratio <= MOST_GROWTH)}"
-            table.row(name, _milliseconds(little), _milliseconds(much), f"{ratio:.2f}×", target)
+                verdict = "ok" if ratio <= MOST_GROWTH else "missed"
+                target = f"at most {MOST_GROWTH:g}×: {verdict}"
+            _row(name, _milliseconds(little), _milliseconds(much), f"{ratio:.2f}×", target)
         for name, ask in SCANS.items():
-            table.row(name, _milliseconds(await _once(ask, small)), await _until_given_up(ask, big), "", "may scan")
+            _row(name, _milliseconds(await _once(ask, small)), await _until_given_up(ask, big), "", "may scan")
     return well
 
 
@@ -127,6 +128,11 @@ async def _until_given_up(ask: Ask, storage: SQLStorage) -> str:
     except SearchTimeoutError:
         return f"given up after {time.perf_counter() - started:.1f} s"
     return _milliseconds(time.perf_counter() - started)
+
+
+def _row(*cells: str) -> None:
+    widths = (32, 10, 24, 8, 0)
+    print("  " + "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip(), flush=True)
 
 
 def _milliseconds(seconds: float) -> str:
