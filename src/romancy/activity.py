@@ -9,6 +9,7 @@ In a workflow's body, awaiting one is a durable step; anywhere else it just runs
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import traceback
 from collections.abc import Callable, Coroutine
@@ -93,7 +94,7 @@ class Activity(Generic[P, T]):
         run = CURRENT_RUN.get()
         if run is None:
             return cast(T, await self._invoke(args, kwargs))
-        return cast(T, await self._ask(run, args, kwargs))
+        return cast(T, await self._ask(run, args, kwargs).future)
 
     async def _invoke(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._is_async:
@@ -107,15 +108,15 @@ class Activity(Generic[P, T]):
         except SystemExit as error:
             raise ActivityError("SystemExit", str(error)) from error
 
-    async def _ask(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _ask(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
         step = run.ask(
             Kind.ACTIVITY,
             self.name,
             input_json=self.signature.encode_arguments(args, kwargs),
             decode=self.signature.decode_result,
         )
-        step.perform = lambda: self._perform(run, step)
-        return await step.future
+        step.perform = functools.partial(self._perform, run, step)
+        return step
 
     # Live, on the worker's own loop.
 

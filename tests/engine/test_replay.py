@@ -1,12 +1,14 @@
 """Replay: the same history leads the same code to the same place, and other code is noticed before it does harm."""
 
 import asyncio
+import gc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from romancy import App, Settings, Workflow, activity, conn, is_replaying, receive, sleep, subscribe, workflow
+from romancy.engine.steps import Step
 from romancy.storage import WorkflowStatus
 from tests.engine.conftest import QUICK, MakeApp
 from tests.engine.test_messages import until, waits
@@ -273,3 +275,20 @@ async def test_a_callback_that_sets_another_timer_waits_for_that_one(make_app: M
     assert await handle.result(10) == ["first", "second"]
     timers = [event.activity_id for event in await handle.history() if event.event_type == "TimerExpired"]
     assert timers == ["0/timer:1", "0/timer:2"] or len(set(timers)) == 2
+
+
+@workflow
+async def long_past() -> int:
+    for _ in range(300):
+        await step("again")
+    await subscribe("go")
+    await receive("go")
+    return sum(isinstance(thing, Step) for thing in gc.get_objects())
+
+
+async def test_a_replay_keeps_no_step_that_it_has_passed(make_app: MakeApp) -> None:
+    app = await make_app(long_past, settings=COLD)
+    handle = await app.start(long_past)
+    await waits(handle)
+    await app.publish("go", None)
+    assert await handle.result(10) < 30

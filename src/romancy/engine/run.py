@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import traceback
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime, timedelta
 from enum import Enum
@@ -120,7 +121,8 @@ class Run:
         self._body = body
         self._root: WorkflowTask | None = None
         self._pending: dict[str, Step] = {}
-        self._new: deque[Step] = deque()
+        self._new: dict[str, Step] = {}
+        """What the body has asked for and nobody has looked at yet, in order."""
         self._doing: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
         """Attempts that were given up and have yet to end."""
@@ -238,6 +240,7 @@ class Run:
                 return
             raise NonDeterminismError(self._unexpected(event))
         step.check(event)
+        self._new.pop(step.id, None)  # a replay would else keep every step it has ever seen
         self._doing.pop(step.id, None)
         self._history_time = max(self._history_time, step.recorded_at(event))
         step.settle(event)
@@ -254,7 +257,7 @@ class Run:
         step = self._pending.get(step_id)
         if step is not None and step.wait is not None:
             step.wait = None
-            self._new.append(step)
+            self._new[step.id] = step
 
     def _unexpected(self, event: HistoryEvent) -> str:
         waiting = ", ".join(repr(step) for step in self._pending) or "nothing: it has ended"
@@ -297,7 +300,7 @@ class Run:
     def _start_new_steps(self) -> Callable[[], Awaitable[None]] | None:
         """Start activities; a call is returned, to be made before anything else."""
         while self._new:
-            step = self._new.popleft()
+            step = self._new.pop(next(iter(self._new)))
             if step.id not in self._pending or step.perform is None:
                 continue
             if step.kind is Kind.CALL:
@@ -474,9 +477,10 @@ class Run:
         if self._tearing_down:
             raise Teardown
         asked = Step(step or self.next_step_id(name), kind, name, self.loop.create_future(), **details)
-        asked.future.add_done_callback(lambda future: self._on_done(asked, future))
+        asked.on_done = functools.partial(self._on_done, asked)
+        asked.future.add_done_callback(asked.on_done)
         self._pending[asked.id] = asked
-        self._new.append(asked)
+        self._new[asked.id] = asked
         return asked
 
     def _on_done(self, step: Step, future: asyncio.Future[Any]) -> None:

@@ -59,14 +59,32 @@ class Outcome(msgspec.Struct, frozen=True):
     activity_name: str
     input_hash: str = ""
     result: msgspec.Raw = msgspec.Raw(b"null")
+    at: float = 0.0
 
 
 class _Stamp(msgspec.Struct, frozen=True):
     at: float = 0.0
 
 
+_outcomes = msgspec.json.Decoder(Outcome)
+
+
 class Step:
     """One durable thing that the body waits for."""
+
+    __slots__ = (
+        "decode",
+        "fire",
+        "future",
+        "id",
+        "input_json",
+        "kind",
+        "name",
+        "on_done",
+        "outcome",
+        "perform",
+        "wait",
+    )
 
     def __init__(
         self,
@@ -92,6 +110,10 @@ class Step:
         self.wait = wait
         """What to wait for: timers, receives, children."""
         self.fire = fire
+        self.on_done: Callable[[asyncio.Future[Any]], None] | None = None
+        """What is called when the body gives the step up."""
+        self.outcome: Outcome | None = None
+        """What `check` has read of the record, so that it is read once."""
 
     @property
     def input_hash(self) -> str:
@@ -109,7 +131,7 @@ class Step:
                 f"step {self.id!r}: the code waits for a {self.kind}, history has recorded {event.event_type}"
             )
         if self.kind in (Kind.ACTIVITY, Kind.CALL):
-            recorded = msgspec.json.decode(event.event_data or "{}", type=Outcome)
+            self.outcome = recorded = _outcomes.decode(event.event_data or "{}")
             if recorded.activity_name != self.name:
                 raise NonDeterminismError(
                     f"step {self.id!r}: the code calls {self.name!r}, history has recorded {recorded.activity_name!r}"
@@ -122,7 +144,9 @@ class Step:
 
     def recorded_at(self, event: HistoryEvent) -> float:
         """When the event was recorded: what we wrote says so itself, the rest by its row."""
-        if self.kind in (Kind.ACTIVITY, Kind.CALL) or event.event_type == HistoryEventType.ACTIVITY_FAILED:
+        if self.outcome is not None:
+            return self.outcome.at
+        if event.event_type == HistoryEventType.ACTIVITY_FAILED:
             return msgspec.json.decode(event.event_data or "{}", type=_Stamp).at
         return 0.0 if event.created_at is None else event.created_at.timestamp()
 
@@ -132,15 +156,19 @@ class Step:
             self.fire()
         if self.future.done():
             return
+        if self.on_done is not None:
+            self.future.remove_done_callback(self.on_done)  # a settled step is not given up any more
         try:
             self.future.set_result(self._result(event))
         except Exception as error:
             self.future.set_exception(error)
+            self.future.exception()  # seen: the task that waits for it raises it
 
     def _result(self, event: HistoryEvent) -> Any:
         match event.event_type:
             case HistoryEventType.ACTIVITY_COMPLETED:
-                return self.decode(msgspec.json.decode(event.event_data or "{}", type=Outcome).result)
+                outcome = self.outcome or _outcomes.decode(event.event_data or "{}")
+                return self.decode(outcome.result)
             case HistoryEventType.ACTIVITY_FAILED:
                 raise msgspec.json.decode(event.event_data or "{}", type=StoredError).revive()
             case HistoryEventType.CHANNEL_MESSAGE_RECEIVED:
@@ -173,10 +201,12 @@ def received(event: HistoryEvent) -> Message:
 
 def step_id(path: tuple[int, ...], name: str, number: int) -> str:
     """Where in the code a step stands: the task's path, then the call's name and number within the task."""
+    if not path:
+        return f"{name}:{number}"
     prefix = ".".join(map(str, path))
     if len(prefix) > _LONGEST_PATH:
         prefix = "h" + hashlib.blake2b(prefix.encode(), digest_size=16).hexdigest()
-    return f"{prefix}/{name}:{number}" if prefix else f"{name}:{number}"
+    return f"{prefix}/{name}:{number}"
 
 
 def _recorded_input(event: HistoryEvent) -> str:
