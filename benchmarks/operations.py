@@ -8,6 +8,7 @@ from itertools import count
 from typing import NamedTuple
 
 from romancy.storage import ChannelMessage, ChannelMode, OutboxEvent, SQLStorage, WorkflowInstance
+from tests.harness import empty
 
 from .appends import locked_instance
 from .bare import EVENT_DATA, EVENT_TYPE
@@ -105,20 +106,20 @@ OPERATIONS = {
 async def measure(places: Sequence[Place], size: Size, report: Report) -> None:
     """How much more many callers do together than one caller alone."""
     report.section(f"{size.callers} callers at once, beside the same operation one commit at a time")
-    for title, operation in OPERATIONS.items():
-        for place in places:
-            async with place.database() as database:
+    for place in places:
+        async with place.database() as database:
+            for title, operation in OPERATIONS.items():
                 one, many = await _measure(database, size, operation)
-            report.add(
-                Result(
-                    title,
-                    place.title,
-                    one.divided_by(many),
-                    beside=f"{per_second(one)} one by one",
-                    ours=per_second(many),
-                    target=operation.target,
+                report.add(
+                    Result(
+                        title,
+                        place.title,
+                        one.divided_by(many),
+                        beside=f"{per_second(one)} one by one",
+                        ours=per_second(many),
+                        target=operation.target,
+                    )
                 )
-            )
 
 
 async def _measure(database: Database, size: Size, operation: Operation) -> tuple[Series, Series]:
@@ -133,6 +134,8 @@ async def _measure(database: Database, size: Size, operation: Operation) -> tupl
         single, shared = await take_turns(size.rounds, contenders)
     done = (size.rounds + 1) * (size.single + size.callers * size.each)
     assert await database.count(operation.table, operation.where) == done
+    async with database.open() as storage:
+        await empty(storage, deadline_sec=600)
     return single, shared
 
 

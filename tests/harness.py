@@ -112,7 +112,7 @@ async def contents(storage: SQLStorage) -> dict[str, list[str]]:
     }
 
 
-async def empty(storage: SQLStorage) -> None:
+async def empty(storage: SQLStorage, *, deadline_sec: float | None = None) -> None:
     """Delete all rows but those of the migrations, so that the next test finds a fresh database."""
     conn = storage.conn()
     kind = storage.runner.driver.driver_name()
@@ -120,7 +120,7 @@ async def empty(storage: SQLStorage) -> None:
     # cannot look away meanwhile, as the others can.
     tables = sorted(await tables_of(storage), key=lambda table: table == "workflow_definitions")
     delete: Callable[[str], str] = "DELETE FROM {}".format
-    async with storage.transaction():
+    async with storage.transaction(deadline_sec=deadline_sec):
         if kind == "mysql":
             await conn.execute("SET FOREIGN_KEY_CHECKS = 0")
         elif kind == "sqlite":
