@@ -52,7 +52,7 @@ from .hooks import Hooks, StepEvent, WorkflowEvent
 from .retry import NO_RETRY, Retry
 from .state import set_state
 from .timers import sleep, sleep_until
-from .worker.settings import Settings
+from .worker.settings import Retention, Settings
 from .workflow import Workflow, recur, workflow
 
 __version__ = "0.1.0"
@@ -71,6 +71,7 @@ __all__ = [
     "NonDeterminismError",
     "NotInWorkflowError",
     "ReceiveTimeoutError",
+    "Retention",
     "Retry",
     "RomancyError",
     "SerializationError",

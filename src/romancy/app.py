@@ -36,7 +36,7 @@ from .storage.models import FINISHED, HistoryEvent
 from .storage.notifications import told
 from .storage.sql.operation import Hint
 from .storage.urls import parse_url
-from .worker.settings import Settings
+from .worker.settings import Retention, Settings
 from .worker.worker import Worker
 from .workflow import Workflow
 
@@ -134,6 +134,7 @@ class App:
         worker: bool = True,
         service: str | None = None,
         settings: Settings | None = None,
+        retention: Retention | None = Retention(),  # noqa: B008 (it is frozen)
         outbox: Publisher | None = None,
         hooks: Iterable[Hooks] = (),
         **storage_options: Any,
@@ -144,6 +145,7 @@ class App:
         self.workflows = _by_name(workflows)
         self._service = service
         self._settings = settings or Settings()
+        self._retention = retention
         self._wants_worker = worker
         self._publisher = outbox
         self._observers = Observers(hooks)
@@ -157,7 +159,13 @@ class App:
         self._listening = asyncio.create_task(hear(self.storage, self._on_hint))
         if self._wants_worker:
             self.worker = Worker(
-                self.storage, self.workflows, self._settings, self._service, self._observers, self._on_events
+                self.storage,
+                self.workflows,
+                self._settings,
+                self._service,
+                self._observers,
+                self._on_events,
+                self._retention,
             )
             await self.worker.start()
         if self._publisher is not None:

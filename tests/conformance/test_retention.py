@@ -4,7 +4,9 @@ from datetime import timedelta
 
 import pytest
 
+from romancy import Retention
 from romancy.storage import ChannelMessage, InstanceWait, SQLStorage, TimerSubscription, WorkflowStatus
+from romancy.worker.sweeper import Batch, Sweeper
 from tests.conformance.arrange import (
     BROADCAST,
     COMPETING,
@@ -216,3 +218,90 @@ async def test_an_instance_can_be_freed_of_all_it_is_bound_to(harness: Harness, 
     assert await status_of(storage, lock.instance_id) == WorkflowStatus.RUNNING  # nothing could wake it any more
     assert await storage.get_channel_mode("orders") is None
     await subscriber(harness, storage, mode=BROADCAST)
+
+
+# What another framework has finished.
+
+
+async def test_what_another_framework_finished_goes_by_its_last_change(harness: Harness, storage: SQLStorage) -> None:
+    names = ("old", "unfinished", "just finished", "of another")
+    for name in names:
+        await harness.instance(storage, instance_id=name, framework="go" if name == "of another" else "python")
+    conn = storage.conn()
+    finish = "UPDATE workflow_instances SET status = 'completed', updated_at = {} WHERE instance_id = :name"
+    for name in ("old", "of another"):
+        await conn.execute(finish.format(storage.runner.driver.now()), name=name)
+    harness.advance(seconds=3601)
+    await conn.execute(finish.format(storage.runner.driver.now()), name="just finished")
+    theirs = await harness.open(framework="python")
+
+    assert await theirs.delete_finished_instances(HOUR) == 1
+
+    assert [name for name in names if await storage.get_instance(name) is None] == ["old"]
+
+
+# The sweeper.
+
+
+async def finished(harness: Harness, storage: SQLStorage, count: int = 1) -> None:
+    async with storage.transaction():
+        for _ in range(count):
+            await storage.update_instance_output(await harness.instance(storage), None)
+
+
+async def instances(storage: SQLStorage) -> int:
+    count: int = await storage.conn().fetch_value("SELECT COUNT(*) FROM workflow_instances")
+    return count
+
+
+async def test_a_sweep_deletes_all_that_was_kept_long_enough(harness: Harness, storage: SQLStorage) -> None:
+    await finished(harness, storage, 25)
+    await publish(storage)
+    harness.advance(seconds=3601)
+    await finished(harness, storage)
+    await publish(storage)
+    sweeper = Sweeper(storage, "worker-1", Retention(instances=HOUR, messages=HOUR))
+
+    await sweeper.look()
+
+    assert await instances(storage) == 1
+    assert len(await left(storage)) == 1
+    assert sweeper.progress == {"instances": 25, "messages": 1, "events": 0, "seen_events": 0, "system_locks": 0}
+
+
+async def test_finished_instances_stay_unless_told_otherwise(harness: Harness, storage: SQLStorage) -> None:
+    await finished(harness, storage)
+    harness.advance(seconds=86400 * 1000)
+
+    await Sweeper(storage, "worker-1", Retention()).look()
+
+    assert await instances(storage) == 1
+
+
+async def test_one_worker_sweeps_and_another_goes_on_when_it_is_dead(harness: Harness, storage: SQLStorage) -> None:
+    first, second = (Sweeper(storage, worker, Retention(instances=HOUR)) for worker in ("worker-1", "worker-2"))
+    await first.look()
+    await finished(harness, storage)
+    harness.advance(seconds=100)
+
+    await second.look()
+    assert second.progress["instances"] == 0
+    harness.advance(seconds=3601)
+    await second.look()
+
+    assert second.progress["instances"] == 1
+
+
+def test_a_batch_that_took_long_is_followed_by_a_smaller_one() -> None:
+    batch = Batch()
+    for _ in range(20):
+        batch.took(0.001)
+    most = batch.size
+    batch.took(0.1)
+    assert 10 < most <= 1000
+    assert batch.size <= most / 4
+    for _ in range(20):
+        batch.took(1.0)
+    assert batch.size == 1
+    batch.took(0.001)
+    assert batch.size > 1

@@ -18,7 +18,8 @@ from ..storage.sql.operation import Hint
 from ..workflow import Workflow
 from .executor import Executor
 from .services import Courier, Heart, Lookout, Resumer, Service, Timekeeper
-from .settings import Settings
+from .settings import Retention, Settings
+from .sweeper import Sweeper
 
 
 class Worker:
@@ -32,6 +33,7 @@ class Worker:
         owner: str | None,
         observers: Observers = NOBODY,
         on_events: Callable[[], None] = lambda: None,
+        retention: Retention | None = None,
     ) -> None:
         self.id = f"{socket.gethostname()[:100]}-{os.getpid()}-{uuid4().hex[:12]}"
         self._storage = storage
@@ -54,6 +56,7 @@ class Worker:
         self._heart = Heart(storage, self.executor, settings)
         self._lookout = Lookout(storage, names, owner, settings.poll_sec, self._on_work)
         self._on_events = on_events
+        self.sweeper = None if retention is None else Sweeper(storage, self.id, retention)
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -69,6 +72,8 @@ class Worker:
         """Start the services."""
         await self.clock.read()
         services: list[Service] = [self._lookout, self._resumer, self._timekeeper, self._courier, self._heart]
+        if self.sweeper is not None:
+            services.append(self.sweeper)
         self._tasks = [asyncio.create_task(service.run(), name=type(service).__name__) for service in services]
         self._tasks.append(asyncio.create_task(hear(self._storage, self._on_hint), name="Listener"))
 

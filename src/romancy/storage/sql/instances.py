@@ -50,6 +50,15 @@ DEFAULT_LOCK_SEC = 60.0
 _AFTER_COMPENSATING = (WorkflowStatus.COMPENSATING, WorkflowStatus.FAILED, WorkflowStatus.CANCELLED)
 
 
+def unstamped(*, started_at: str) -> str:
+    """What is finished and does not say since when."""
+    return f"""
+        SELECT i.instance_id FROM workflow_instances i {{through_index:romancy_instances_by_status}}
+         WHERE i.framework = :framework AND i.status IN {{finished}} AND {started_at} < {{seconds_ago:seconds}}
+           AND i.finished_at IS NULL AND i.updated_at < {{seconds_ago:seconds}}
+         ORDER BY {started_at} LIMIT :limit {{for_update_skip_locked}}"""
+
+
 class Instances(Listing):
     """Implements `InstanceManager`, but for suspending."""
 
@@ -122,6 +131,14 @@ class Instances(Listing):
         SELECT i.instance_id FROM workflow_instances i
          WHERE i.framework = :framework AND i.finished_at IS NOT NULL AND i.finished_at < {seconds_ago:seconds}
          ORDER BY i.finished_at LIMIT :limit {for_update_skip_locked}""")
+
+    # What was taken over from another framework has no finished_at; there updated_at was written at the end. All others
+    # that began long ago are deleted above: few are left to look at.
+    _old_and_theirs = sql(
+        unstamped(started_at="substr(i.started_at || '.000000', 1, 26)"),
+        postgres=unstamped(started_at="i.started_at"),
+        mysql=unstamped(started_at="i.started_at"),
+    )
 
     _uncontinue = sql("UPDATE workflow_instances SET continued_from = NULL WHERE {in:continued_from, instance_ids}")
 
@@ -305,7 +322,11 @@ class Instances(Listing):
 
     @operation
     async def delete_finished_instances(self, older_than: timedelta, limit: int = 100) -> int:
-        old = await self._old.all(framework=self.framework, seconds=age_sec(older_than), limit=page_size(limit))
+        wanted = page_size(limit)
+        which = {"framework": self.framework, "seconds": age_sec(older_than)}
+        old = await self._old.all(**which, limit=wanted)
+        if len(old) < wanted:
+            old = [*old, *await self._old_and_theirs.all(**which, limit=wanted - len(old))]
         instance_ids = [instance_id for (instance_id,) in old]
         if not instance_ids:
             return 0
