@@ -248,6 +248,21 @@ async def test_one_message_is_taken_and_only_if_nothing_else_is_due(harness: Har
     assert await status_of(storage, lock.instance_id) == WorkflowStatus.WAITING_FOR_TIMER
 
 
+@pytest.mark.parametrize("keep_lock", [False, True])
+async def test_a_run_that_was_cancelled_meanwhile_receives_nothing_any_more(
+    harness: Harness, storage: SQLStorage, keep_lock: bool
+) -> None:
+    lock, waits, _ = await three_waits(harness, storage)
+    await publish(storage)
+    await storage.cancel_instance(lock.instance_id, "enough", compensate=True)
+    before = await contents(storage)
+
+    with pytest.raises(InvalidStatusTransitionError):
+        await storage.suspend(lock.instance_id, waits, lock=lock, keep_lock=keep_lock, only_running=True)
+
+    assert await contents(storage) == before
+
+
 async def test_steps_that_have_happened_are_returned_as_they_stand(harness: Harness, storage: SQLStorage) -> None:
     lock, waits, child = await three_waits(harness, storage)
     for what, (activity_id, _) in RECORDED.items():

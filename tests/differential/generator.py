@@ -331,6 +331,7 @@ def suspend(g: Generator) -> Call:
     instance_id, options = held.instance_id, {"lock": held, "keep_lock": g.chance(0.1)}
     if g.chance(0.2):
         options["withdrawn"] = [g.activity(), g.pick(TIMERS)]
+    options |= {option: True for option in ("one_message", "only_running") if g.chance(0.3)}
     return Call("suspend", (instance_id, g.waits(instance_id)), options, by=g.framework(instance_id))
 
 
@@ -672,6 +673,10 @@ def poll(g: Generator) -> Call:
         "find_expired_channel_subscriptions",
         "find_deliverable_subscriptions",
     )
+    if g.chance(0.2):
+        soon = g.pick((0.0, 1500.0))
+        asked = {name: value for name, value in g.poll_options().items() if name != "limit"}
+        return Call("look_for_work", (soon,), asked, by=g.framework())
     return Call(g.pick(polls), (), g.poll_options(), by=g.framework())
 
 

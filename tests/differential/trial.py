@@ -15,6 +15,7 @@ from romancy.storage import (
     ListInstancesOptions,
     SQLStorage,
     StorageError,
+    Work,
     WorkflowInstance,
 )
 from tests.comparison import Comparison, Difference, read_tables
@@ -61,6 +62,12 @@ class Client:
             found += events
             if not has_more:
                 return found
+
+    async def look_for_work(self, soon_sec: float, **asked: Any) -> Work:
+        """It may see messages that nobody waits for; the poll it sends us to decides."""
+        work = await self.storage.look_for_work(soon_sec, **asked)
+        messages = work.messages and bool(await self.storage.find_deliverable_subscriptions(**asked))
+        return msgspec.structs.replace(work, messages=messages)
 
     async def publish_foreign(self, channel_name: str, data: str, reserved_id: int | None = None) -> int:
         columns, name = ["channel", "message_id", "data_type", "data", "published_at"], str(uuid4())

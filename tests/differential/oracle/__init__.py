@@ -9,15 +9,13 @@ from typing import Any
 import msgspec
 
 from .groups import Groups
-from .instances import Instances
 from .memory import EPOCH, FINISHED, NEIGHBOUR, OURS, RUNNABLE, WAITING
-from .outbox import Outbox
-from .waiting import Waiting
+from .work import Looking
 
 __all__ = ["EPOCH", "FINISHED", "NEIGHBOUR", "OURS", "RUNNABLE", "WAITING", "Oracle", "tables"]
 
 
-class Oracle(Instances, Waiting, Outbox, Groups):
+class Oracle(Looking, Groups):
     """What a storage should answer."""
 
 

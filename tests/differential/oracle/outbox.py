@@ -36,18 +36,20 @@ class Outbox(Memory):
     def get_pending_outbox_events(
         self, limit: int = 100, *, lease_sec: float = 60.0, owner: str | None = None
     ) -> list[OutboxEvent]:
-        due = [
-            event
-            for event in self.outbox.values()
-            if (event.status == "pending" and (event.next_attempt_at is None or self.is_past(event.next_attempt_at)))
-            or (event.status == "processing" and self.is_past(event.lease_until))
-        ]
-        due = sorted(due, key=lambda event: event.created_at or EPOCH)[:limit]
+        due = sorted(self._due_events(), key=lambda event: event.created_at or EPOCH)[:limit]
         for event in due:
             self.outbox[event.event_id] = replace(
                 event, status=OutboxStatus.PROCESSING, lease_owner=owner, lease_until=self._in(lease_sec)
             )
         return [replace(event.shown, status=OutboxStatus.PROCESSING) for event in due]
+
+    def _due_events(self) -> list[Event]:
+        return [
+            event
+            for event in self.outbox.values()
+            if (event.status == "pending" and (event.next_attempt_at is None or self.is_past(event.next_attempt_at)))
+            or (event.status == "processing" and self.is_past(event.lease_until))
+        ]
 
     def mark_outbox_event_sent(self, event_id: str) -> bool:
         event = self.outbox.get(event_id)

@@ -11,6 +11,7 @@ from romancy.storage import (
     HistoryEvent,
     InstanceNotFoundError,
     InstanceWait,
+    InvalidStatusTransitionError,
     Lock,
     TimerSubscription,
     WorkflowStatus,
@@ -31,16 +32,27 @@ class Waiting(Channels):
         lock: Lock,
         keep_lock: bool = False,
         withdrawn: Sequence[str] = (),
+        one_message: bool = False,
+        only_running: bool = False,
     ) -> list[HistoryEvent]:
         for awaited in sorted({wait.instance_id for wait in waits if isinstance(wait, InstanceWait)}):
             if awaited not in self.instances:
                 raise InstanceNotFoundError(awaited)
-        self._must_run(self._hold(instance_id, lock))
+        instance = self._hold(instance_id, lock)
+        self._must_run(instance)
+        if only_running and instance.status != "running":
+            raise InvalidStatusTransitionError(instance_id, instance.status, "waiting")
         for activity_id in withdrawn:
             self._withdraw(instance_id, activity_id)
         # Channels are looked at in the order of their names.
         ordered = sorted(waits, key=lambda wait: wait.channel if isinstance(wait, ChannelWait) else "")
-        due = {id(wait): event for wait in ordered if (event := self._due(instance_id, wait)) is not None}
+        due: dict[int, HistoryEvent] = {}
+        for wait in ordered:
+            if one_message and due and isinstance(wait, ChannelWait):
+                continue
+            event = self._due(instance_id, wait)
+            if event is not None:
+                due[id(wait)] = event
         if not due and not keep_lock:
             for wait in waits:
                 self._register(instance_id, wait)
