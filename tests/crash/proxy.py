@@ -32,6 +32,8 @@ class Proxy:
     ) -> None:
         assert self._server is not None
         self._server.close()
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=1)  # those whose client has just closed end by themselves
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from romancy.storage import PostgresStorage, SQLStorage
+from romancy.storage import SQLStorage
+from romancy.storage.sql.runners.pool import Pool
 from romancy.storage.sql.runners.server import ServerRunner
 from romancy.storage.sql.runners.sqlite import SQLiteRunner
 
@@ -10,8 +11,8 @@ from romancy.storage.sql.runners.sqlite import SQLiteRunner
 async def assert_nothing_is_held(storage: SQLStorage) -> None:
     """No connection is taken, nobody stands in line, no transaction is open."""
     runner = storage.runner
-    if isinstance(storage, PostgresStorage):
-        await storage._notifier.finish()  # it borrows a connection to tell what was committed
+    if storage.wakeups._sending is not None:
+        await asyncio.wait({storage.wakeups._sending})  # it may borrow a connection to tell what was committed
     if isinstance(runner, SQLiteRunner):
         for _ in range(100):  # the writer answers, and only then puts things away
             if runner._session is None:
@@ -22,8 +23,12 @@ async def assert_nothing_is_held(storage: SQLStorage) -> None:
         assert runner._writer is None or not runner._writer.in_transaction
         return
     assert isinstance(runner, ServerRunner)
-    pool = runner.pool
     assert runner._under_way == 0
+    for pool in (runner.pool, runner._flush_pool):
+        assert_nothing_is_taken(pool)
+
+
+def assert_nothing_is_taken(pool: Pool) -> None:
     assert (pool._busy, pool._taken) == (0, set())
     assert not [turn for turn in (*pool._line, *pool._urgent_line) if not turn.done()]
     assert pool._transactions._value == pool._for_transactions

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from ..errors import StorageError, StorageUnavailableError, TransientStorageError
 from ..sql.runners.runner import BaseRunner
-from ..sql.runners.server import ServerRunner, Trouble
+from ..sql.runners.server import ServerRunner
+from ..sql.runners.trouble import Trouble
 
 T = TypeVar("T")
 

@@ -15,6 +15,7 @@ import msgspec
 
 from ..errors import ChannelModeConflictError, InstanceNotFoundError
 from ..models import ChannelMessage, ChannelMode, ChannelSubscription, HistoryEvent, Lock
+from . import touches
 from .checks import age_sec, check_batch, check_binary, check_json, check_key, check_optional_json, page_size, row_id
 from .ending import Ending
 from .fragments import claimed_by_another_than, received_by
@@ -204,7 +205,7 @@ class Channels(Ending):
 
     # Publishing.
 
-    @operation
+    @operation(touches=touches.of_publication)
     async def publish_to_channel(
         self,
         channel_name: str,

@@ -107,9 +107,12 @@ class Ending(Manager):
                OR EXISTS (SELECT 1 FROM channel_subscriptions s
                            WHERE s.instance_id = i.instance_id AND s.activity_id IS NOT NULL))""")
 
-    _wake = sql("UPDATE workflow_instances SET {woken}, {lock_cleared} WHERE instance_id = :instance_id")
+    _wake = sql("""
+        UPDATE workflow_instances SET {woken}, {lock_cleared}
+         WHERE instance_id = :instance_id AND status IN {waiting}""")
 
-    _wake_and_keep_lock = sql("UPDATE workflow_instances SET {woken} WHERE instance_id = :instance_id")
+    _wake_and_keep_lock = sql("""
+        UPDATE workflow_instances SET {woken} WHERE instance_id = :instance_id AND status IN {waiting}""")
 
     _workflow_name = sql("SELECT workflow_name FROM workflow_instances WHERE instance_id = :instance_id")
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 from ..errors import HistoryConflictError, InstanceNotFoundError, LockLostError, StorageError, TransientStorageError
 from ..models import Appended, HistoryEvent, HistoryPage, Lock
+from . import touches
 from .checks import check_batch, check_key, page_size, row_id
 from .manager import Manager, check_lock, same_record
 from .operation import operation
@@ -60,17 +62,17 @@ class History(Manager):
 
     _count = sql("SELECT COUNT(*) FROM workflow_history WHERE instance_id = :instance_id")
 
-    async def append_history(self, event: HistoryEvent, *, lock: Lock | None = None) -> Appended:
+    def append_history(self, event: HistoryEvent, *, lock: Lock | None = None) -> Coroutine[Any, Any, Appended]:
         strict = self.runner.transactions.active()
         if lock is None:
-            return await self._append(event, strict)
-        return await self._append_with_lock(event, lock, strict)
+            return self._append(event, strict)
+        return self._append_with_lock(event, lock, strict)
 
-    @operation(autocommit=True)
+    @operation(autocommit=True, touches=touches.of_append)
     async def _append(self, event: HistoryEvent, strict: bool) -> Appended:
         return await self._append_one(event, None, strict)
 
-    @operation(autocommit=True, idempotent=True)
+    @operation(autocommit=True, idempotent=True, touches=touches.of_append)
     async def _append_with_lock(self, event: HistoryEvent, lock: Lock, strict: bool) -> Appended:
         return await self._append_one(event, lock, strict)
 

@@ -26,6 +26,7 @@ from ..models import (
     WorkflowInstance,
     WorkflowStatus,
 )
+from . import touches
 from .checks import (
     age_sec,
     check_json,
@@ -144,7 +145,7 @@ class Instances(Listing):
 
     _delete = sql("DELETE FROM workflow_instances WHERE {in:instance_id, instance_ids}")
 
-    @operation(undo="_give_back_created")
+    @operation(undo="_give_back_created", touches=touches.of_creation)
     async def create_instance(
         self, instance: WorkflowInstance, *, lock_timeout_sec: float | None = None
     ) -> Lock | None:
@@ -212,7 +213,7 @@ class Instances(Listing):
         check_key("instance_id", instance_id)
         return await self._get.one(instance_id=instance_id)
 
-    @operation
+    @operation(touches=touches.of_change)
     async def update_instance_status(
         self,
         instance_id: str,
@@ -259,13 +260,13 @@ class Instances(Listing):
             )
         )
 
-    @operation
+    @operation(touches=touches.of_change)
     async def update_instance_activity(self, instance_id: str, activity_id: str, *, lock: Lock | None = None) -> None:
         check_key("activity_id", activity_id)
         await self._hold_unfinished(check_key("instance_id", instance_id), lock, "updated")
         await self._set_activity.run(instance_id=instance_id, activity_id=activity_id)
 
-    @operation
+    @operation(touches=touches.of_change)
     async def update_instance_output(
         self, instance_id: str, output_data: str | None, *, lock: Lock | None = None
     ) -> None:

@@ -9,6 +9,7 @@ import msgspec
 
 from ..errors import LockLostError
 from ..models import RUNNABLE, Lock, StaleWorkflowInfo, WorkflowInstance, WorkflowStatus
+from . import touches
 from .checks import check_batch, check_key, not_negative, page_size, positive
 from .fragments import longest_runnable
 from .instances import Instances
@@ -81,7 +82,7 @@ class Locks(Instances):
         UPDATE workflow_instances SET {lock_cleared}, updated_at = {now}
          WHERE {in:instance_id, instance_ids}""")
 
-    @operation(undo="_give_back_lock")
+    @operation(undo="_give_back_lock", touches=touches.of_change)
     async def try_acquire_lock(self, instance_id: str, worker_id: str, timeout_sec: float) -> Lock | None:
         check_key("instance_id", instance_id)
         check_key("worker_id", worker_id)
@@ -146,7 +147,7 @@ class Locks(Instances):
         UPDATE workflow_instances SET {lock_cleared}, runnable_since = {now}, updated_at = {now}
          WHERE instance_id = :instance_id AND locked_by = :worker_id AND lock_expires_at > {now}""")
 
-    @operation(autocommit=True, idempotent=True)
+    @operation(autocommit=True, idempotent=True, touches=touches.of_change)
     async def release_lock(self, instance_id: str, worker_id: str, *, lock: Lock | None = None) -> None:
         check_key("instance_id", instance_id)
         check_key("worker_id", worker_id)

@@ -95,8 +95,10 @@ class Manager:
         check_key("activity_id", event.activity_id)
         check_key("event_type", event.event_type, 100)
         check_optional_json("event_data", event.event_data, self._payload_limit)
-        binary = check_binary("event_data_binary", event.event_data_binary, self._payload_limit)
-        return event_row(event) | {"event_data_binary": binary}
+        row = event_row(event)
+        if event.event_data_binary is not None:
+            row["event_data_binary"] = check_binary("event_data_binary", event.event_data_binary, self._payload_limit)
+        return row
 
     async def _record(self, event: HistoryEvent, *, stored: bool = False) -> HistoryEvent | None:
         """Record a step; if it is recorded already nothing happens and what stands there is returned.

@@ -32,6 +32,15 @@ class Hint(msgspec.Struct, frozen=True):
         yield self
 
 
+class Touches(msgspec.Struct, frozen=True):
+    """What an operation has to do with, by name: two that touch nothing in common can run side by side."""
+
+    changes: tuple[str, ...] = ()
+    """Nobody else may touch these meanwhile."""
+    shares: tuple[str, ...] = ()
+    """Others may share these, but not change them meanwhile."""
+
+
 class Traits(msgspec.Struct, frozen=True):
     """What a runner may know of an operation before it runs it."""
 
@@ -49,6 +58,8 @@ class Traits(msgspec.Struct, frozen=True):
     """It is the user's own statement: a key that is taken is its answer, not a rival to let through."""
     undo: str | None = None
     """The storage's method that gives back what a cancelled caller would have won."""
+    touches: Callable[..., Touches] | None = None
+    """From its arguments; operations that say so may share statements and commits with others."""
 
 
 class Call(Generic[T]):
@@ -73,6 +84,11 @@ class Call(Generic[T]):
     @property
     def name(self) -> str:
         return self.function.__name__
+
+    def touches(self) -> Touches:
+        """What it has to do with; only asked of operations that can tell."""
+        assert self.traits.touches is not None, "asked of an operation that runs alone"
+        return self.traits.touches(*self.args, **self.kwargs)
 
     def start(self) -> Coroutine[Any, Any, T]:
         return self.function(self.storage, *self.args, **self.kwargs)
@@ -106,15 +122,17 @@ def operation(
     idempotent: bool = False,
     urgent: bool = False,
     undo: str | None = None,
+    touches: Callable[..., Touches] | None = None,
 ) -> Callable[[Operation[S, P, T]], Operation[S, P, T]]: ...
 def operation(function: Any = None, /, **traits: Any) -> Any:
     """Make a coroutine of queries a method that runs on the storage's runner."""
     known = Traits(**traits)
 
     def decorate(body: Operation[S, P, T]) -> Operation[S, P, T]:
+        # Not a coroutine of its own: the runner's is enough, and every step of every workflow comes this way.
         @functools.wraps(body)
-        async def method(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            return await self.runner.run(Call(body, self, args, kwargs, known))
+        def method(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+            return self.runner.run(Call(body, self, args, kwargs, known))
 
         OPERATIONS[body.__name__] = known
         return method

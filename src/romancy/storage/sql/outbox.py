@@ -11,6 +11,7 @@ import msgspec
 
 from ..errors import OutboxEventExistsError
 from ..models import HistoryEvent, Lock, OutboxEvent, OutboxStatus
+from . import touches
 from .checks import (
     LONGEST_ERROR,
     age_sec,
@@ -110,7 +111,7 @@ class Outbox(Manager):
 
     _delete_events = sql("DELETE FROM outbox_events WHERE {in:event_id, event_ids}")
 
-    @operation
+    @operation(touches=touches.of_outbox)
     async def add_outbox_event(
         self, event: OutboxEvent, *, lock: Lock | None = None, record: HistoryEvent | None = None
     ) -> HistoryEvent | None:
@@ -161,14 +162,14 @@ class Outbox(Manager):
     async def mark_outbox_event_sent(self, event_id: str) -> bool:
         return await self._mark_sent(event_id, f"sent-{uuid4().hex}")
 
-    @operation(autocommit=True, idempotent=True)
+    @operation(autocommit=True, idempotent=True, touches=touches.of_mark)
     async def _mark_sent(self, event_id: str, mark: str) -> bool:
         """Mark an event as published; by the mark, a repetition whose first outcome got lost knows its own doing."""
         if await self._sent.run(event_id=check_key("event_id", event_id), mark=mark):
             return True
         return await self._sent_by.value(event_id=event_id, mark=mark) is not None
 
-    @operation(autocommit=True)
+    @operation(autocommit=True, touches=touches.of_mark)
     async def mark_outbox_event_failed(
         self, event_id: str, *, error: str = "", invalid: bool = False, owner: str | None = None
     ) -> bool:
@@ -181,7 +182,7 @@ class Outbox(Manager):
         )
         return bool(marked)
 
-    @operation
+    @operation(touches=touches.of_mark)
     async def increment_outbox_attempts(self, event_id: str, *, error: str = "", owner: str | None = None) -> bool:
         attempts = await self._attempts.value(
             event_id=check_key("event_id", event_id), owner=check_optional_key("owner", owner)

@@ -54,6 +54,11 @@ class Query(Generic[T]):
     def __await__(self) -> Generator[Query[T], T, T]:
         return (yield self)
 
+    @property
+    def writes(self) -> bool:
+        """Whether it may change anything."""
+        return self.statement.writes
+
     def resolve(self, driver: Driver) -> tuple[Rendered, Sequence[Any]]:
         """What to send to the database."""
         rendered = driver.rendered(self.statement)
@@ -78,6 +83,10 @@ class NativeQuery(Query[T]):
         self.args = args
         self.want = want
 
+    @property
+    def writes(self) -> bool:
+        return True
+
     def resolve(self, driver: Driver) -> tuple[Rendered, Sequence[Any]]:
         return self.rendered, self.args
 
@@ -92,6 +101,7 @@ class Statement(Generic[RowT]):
         self.row = row
         self.variants = variants or {}
         self.name = "(unnamed)"
+        self.writes = not text.lstrip().startswith("SELECT")
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = f"{owner.__name__}.{name}"

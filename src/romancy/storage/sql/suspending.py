@@ -17,6 +17,7 @@ from ..models import (
     Wait,
     WorkflowStatus,
 )
+from . import touches
 from .archive import Archive
 from .checks import check_json, check_key
 from .delivery import Delivery
@@ -50,7 +51,7 @@ class Suspending(Delivery, Archive):
                suspended_from = NULL, runnable_since = {now}, updated_at = {now}
          WHERE instance_id = :instance_id""")
 
-    @operation
+    @operation(touches=touches.of_suspension)
     async def suspend(
         self,
         instance_id: str,

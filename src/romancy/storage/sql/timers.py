@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from ..models import HistoryEvent, HistoryEventType, Lock, TimerSubscription
+from . import touches
 from .checks import check_key, check_optional_key, page_size
 from .locks import Locks
 from .operation import operation
@@ -69,7 +70,7 @@ class Timers(Locks):
     ) -> list[TimerSubscription]:
         return await self._expired_timers.all(limit=page_size(limit), **self._ours(workflow_names, owner_service))
 
-    @operation
+    @operation(touches=touches.of_firing)
     async def fire_timer(self, timer: TimerSubscription, *, worker_id: str) -> bool:
         check_timer(timer)
         check_key("worker_id", worker_id)

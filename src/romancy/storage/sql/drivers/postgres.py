@@ -9,6 +9,7 @@ from typing import Any
 
 from ...input_filters import check_filter_value, json_path_keys
 from ..checks import can_be_stored
+from ..statement import Rendered
 from .driver import Binders, Bucket, Driver, utc_naive
 
 
@@ -130,6 +131,16 @@ class PostgresDriver(Driver):
 
     def unindex_input(self, path: str) -> list[str]:
         return [f"DROP INDEX CONCURRENTLY IF EXISTS {self.input_index(path)}"]
+
+    @staticmethod
+    def numbered(rendered: Rendered, *, counted: bool) -> str:
+        """The statement with a number behind its parameters that comes back in front of each row it answers with."""
+        number = f"${len(rendered.binders) + 1}::int"
+        if counted:
+            return f"WITH written AS ({rendered.text} RETURNING 1) SELECT {number}, COUNT(*) FROM written"
+        if rendered.text.startswith("SELECT"):
+            return f"SELECT {number}, found.* FROM ({rendered.text}) found"
+        return f"WITH written AS ({rendered.text}) SELECT {number}, written.* FROM written"
 
     def bind_names(self, text: str, parameter: re.Pattern[str], lists: set[str]) -> tuple[str, Binders]:
         names = list(dict.fromkeys(parameter.findall(text)))

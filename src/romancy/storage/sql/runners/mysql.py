@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import asyncmy
@@ -21,14 +22,17 @@ from ...errors import (
 from ...urls import DatabaseURL
 from ..drivers.mysql import MySQLDriver
 from ..rows import Row
-from ..statement import NativeQuery, Query, Want
+from ..statement import NativeQuery, Query, Rendered, Want
 from .pool import Connection
-from .server import ServerRunner, Trouble
+from .server import ServerRunner
+from .trouble import Trouble
 
+_LONGEST_MESSAGE = 200_000
 _DUPLICATE = 1062
 _CONFLICTS = {
     1213,  # deadlock
     1205,  # lock wait timeout
+    1467,  # either of them, when what was waited for is the table's next id (MariaDB)
     1020,  # record has changed since the snapshot (MariaDB)
     3572,  # NOWAIT
     1317,  # interrupted, by a server that shuts down
@@ -65,36 +69,71 @@ class MySQLConnection(Connection):
     def __init__(self, connection: Any, driver: MySQLDriver) -> None:
         self.raw = connection
         self._driver = driver
+        self._cursor = connection.cursor()
 
     async def execute(self, query: Query[Any]) -> Any:
+        text, rendered = self._spelled(query)
+        try:
+            await self._read(self.raw.query(text))
+        except my.IntegrityError as error:
+            if not self._is_nothing(error, rendered):
+                raise
+            return 0 if query.want is Want.COUNT else None
+        return self._answer(query, rendered)
+
+    async def execute_together(self, queries: Sequence[Query[Any]]) -> list[Any]:
+        spelled = [self._spelled(query) for query in queries]
+        answers: list[Any] = []
+        while len(answers) < len(queries):
+            begun = len(answers)
+            message = _first_message([text for text, _ in spelled[begun:]])
+            try:
+                for number in range(begun, begun + len(message)):
+                    reading = self.raw.query(";".join(message)) if number == begun else self.raw.next_result()
+                    await self._read(reading)
+                    answers.append(self._answer(queries[number], spelled[number][1]))
+            except my.IntegrityError as error:
+                # What follows it in the message has not been run.
+                if not self._is_nothing(error, spelled[len(answers)][1]):
+                    raise
+                answers.append(0 if queries[len(answers)].want is Want.COUNT else None)
+        return answers
+
+    def _spelled(self, query: Query[Any]) -> tuple[str, Rendered]:
         rendered, args = query.resolve(self._driver)
-        cursor = self.raw.cursor()
         try:
             # Without arguments the text is sent as it is: a % in the user's SQL is no placeholder.
-            text = cursor.mogrify(rendered.text, args if args or not isinstance(query, NativeQuery) else None)
+            text = self._cursor.mogrify(rendered.text, args if args or not isinstance(query, NativeQuery) else None)
         except (TypeError, ValueError) as error:
             raise DatabaseError(f"the arguments do not fit the statement: {error}") from error
+        return text, rendered
+
+    async def _read(self, reading: Awaitable[Any]) -> None:
         try:
-            await cursor.execute(text)
-        except my.IntegrityError as error:
-            if rendered.duplicate_is_nothing and error_code(error) == _DUPLICATE:
-                return 0 if query.want is Want.COUNT else None
-            raise
+            await reading
         except (my.MySQLError, OSError):
             raise
         except Exception as error:
             # Reading stopped in the middle of an answer: what follows on this connection would be the rest of it.
             raise my.InternalError(f"the server's answer cannot be read: {error!r}") from error
+
+    @staticmethod
+    def _is_nothing(error: my.IntegrityError, rendered: Rendered) -> bool:
+        return rendered.duplicate_is_nothing and error_code(error) == _DUPLICATE
+
+    def _answer(self, query: Query[Any], rendered: Rendered) -> Any:
+        """What the query wants of the result that was read last."""
+        result = self.raw._result
         match query.want:
             case Want.COUNT:
-                return cursor.rowcount
+                return result.affected_rows
             case Want.ID:
-                return cursor.lastrowid if cursor.rowcount > 0 else None
-        rows = await cursor.fetchall()
+                return result.insert_id if result.affected_rows > 0 else None
+        rows = result.rows or ()
         if rendered.decode is not None:
             rows = [rendered.decode(row) for row in rows]
         elif isinstance(query, NativeQuery):
-            rows = Row.many(rows, cursor.description or ())
+            rows = Row.many(rows, result.description or ())
         if query.want is Want.ALL:
             return rows
         if not rows:
@@ -124,6 +163,16 @@ class MySQLConnection(Connection):
         await self.raw.ensure_closed()
 
 
+def _first_message(texts: Sequence[str]) -> Sequence[str]:
+    """As many of the statements as go well into one message, but at least one."""
+    room = _LONGEST_MESSAGE
+    for number, text in enumerate(texts):
+        room -= len(text)
+        if room < 0:
+            return texts[: number or 1]
+    return texts
+
+
 class MySQLRunner(ServerRunner):
     """Runs operations on MySQL or MariaDB."""
 
@@ -144,13 +193,13 @@ class MySQLRunner(ServerRunner):
         self._connect_timeout_sec = url.seconds("connect_timeout", default=connect_timeout_sec)
         ssl_context(url)  # a wrong one is an error now, not at the first connection
 
-    async def connect_raw(self) -> Any:
+    async def connect_raw(self, flags: int = 0) -> Any:
         """A connection outside the pool: migrations keep theirs."""
         # asyncmy's own timeout ends when the socket is open; a peer that then says nothing would be waited for.
         async with asyncio.timeout(self._connect_timeout_sec):
-            return await self._connect_and_prepare()
+            return await self._connect_and_prepare(flags)
 
-    async def _connect_and_prepare(self) -> Any:
+    async def _connect_and_prepare(self, flags: int) -> Any:
         connection = await asyncmy.connect(
             host=self.url.host,
             port=self.url.port,
@@ -159,7 +208,7 @@ class MySQLRunner(ServerRunner):
             password=self.url.password,
             database=self.url.database or None,
             charset="utf8mb4",
-            client_flag=CLIENT.FOUND_ROWS,  # an UPDATE counts the rows it matched, like everywhere else
+            client_flag=flags | CLIENT.FOUND_ROWS,  # an UPDATE counts the rows it matched, like everywhere else
             connect_timeout=self._connect_timeout_sec,
             read_timeout=self._statement_timeout_sec,
             autocommit=True,
@@ -187,8 +236,17 @@ class MySQLRunner(ServerRunner):
             return f"mysql {await connection.execute(query)}"
 
     async def _connect(self) -> MySQLConnection:
+        return await self._reached(self.connect_raw())
+
+    async def _connect_for_flushes(self) -> MySQLConnection:
+        # Several statements in one message are not for connections on which the user's SQL runs.
+        connection = await self._reached(self.connect_raw(CLIENT.MULTI_STATEMENTS))
+        await connection.control("SET SESSION innodb_lock_wait_timeout = 1")
+        return connection
+
+    async def _reached(self, connecting: Awaitable[Any]) -> MySQLConnection:
         try:
-            return MySQLConnection(await self.connect_raw(), self.driver)
+            return MySQLConnection(await connecting, self.driver)
         except StorageError:
             raise
         except Exception as error:

@@ -11,7 +11,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -32,12 +32,20 @@ class Connection(ABC):
     async def execute(self, query: Query[Any]) -> Any:
         """Run a query and answer what it wants."""
 
+    async def execute_together(self, queries: Sequence[Query[Any]]) -> list[Any]:
+        """Run queries that have nothing to do with each other, in as few messages as can be; their answers."""
+        return [await self.execute(query) for query in queries]
+
     @abstractmethod
     async def control(self, statement: str) -> None:
         """Run a statement without parameters or answer."""
 
     async def begin(self) -> None:
         await self.control("BEGIN")
+
+    async def begin_impatiently(self) -> None:
+        """Begin a transaction that fails rather than wait long for a row."""
+        await self.begin()
 
     @abstractmethod
     async def commit(self) -> None:
@@ -99,7 +107,7 @@ class Pool:
 
     async def take(self, *, urgent: bool = False) -> Connection:
         """Wait for a place, then use an idle connection or make one."""
-        self._settle_in()
+        self.settle_in()
         await self._take_place(urgent=urgent)
         try:
             connection = await self._alive_or_new()
@@ -126,7 +134,7 @@ class Pool:
 
     async def take_for_transaction(self) -> Connection:
         """A connection for a user's transaction; some are always left for heartbeats and the like."""
-        self._settle_in()
+        self.settle_in()
         await self._transactions.acquire()
         try:
             return await self.take()
@@ -141,7 +149,7 @@ class Pool:
 
     async def close(self, end: float) -> None:
         """Wait until `end` for taken connections to come back, then close all."""
-        self._settle_in()
+        self.settle_in()
         while self._busy and time.monotonic() < end:  # noqa: ASYNC110 (an event would cost every call)
             await asyncio.sleep(0.01)
         self.closed = True
@@ -217,7 +225,7 @@ class Pool:
         except Exception:
             connection.abort()
 
-    def _settle_in(self) -> None:
+    def settle_in(self) -> None:
         """Connections belong to an event loop; start anew when that of the earlier ones has ended."""
         loop = asyncio.get_running_loop()
         if loop is self._loop:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,9 +20,10 @@ from ...errors import (
 from ...urls import DatabaseURL
 from ..drivers.postgres import PostgresDriver
 from ..rows import Row
-from ..statement import NativeQuery, Query, Want
+from ..statement import NativeQuery, Query, Statement, Want
 from .pool import Connection
-from .server import ServerRunner, Trouble
+from .server import ServerRunner
+from .trouble import Trouble
 
 _CONFLICTS = (
     asyncpg.DeadlockDetectedError,
@@ -79,6 +81,40 @@ class PostgresConnection(Connection):
             await self._end_what_was_begun()
             raise
 
+    async def execute_together(self, queries: Sequence[Query[Any]]) -> list[Any]:
+        answers: list[Any] = [None] * len(queries)
+        equal: dict[tuple[Statement[Any], Want], list[int]] = {}
+        for number, query in enumerate(queries):
+            equal.setdefault((query.statement, query.want), []).append(number)
+        for (_, want), numbers in equal.items():
+            if len(numbers) == 1:
+                answers[numbers[0]] = await self.execute(queries[numbers[0]])
+            else:
+                await self._execute_equal(queries, numbers, want, answers)
+        return answers
+
+    async def _execute_equal(
+        self, queries: Sequence[Query[Any]], numbers: list[int], want: Want, answers: list[Any]
+    ) -> None:
+        """Run one statement with many arguments in one message; each row says which of them it answers."""
+        rendered = self._driver.rendered(queries[numbers[0]].statement)
+        text = self._driver.numbered(rendered, counted=want is Want.COUNT)
+        arguments = [(*rendered.bind(queries[number].params), number) for number in numbers]
+        rows = await self.raw.fetchmany(text, arguments)
+        if want is Want.ALL:
+            for number in numbers:
+                answers[number] = []
+        for row in rows:
+            number, *values = row
+            if want is Want.ONE or want is Want.ALL:
+                value = values if rendered.decode is None else rendered.decode(values)
+                if want is Want.ALL:
+                    answers[number].append(value)
+                elif answers[number] is None:
+                    answers[number] = value
+            elif answers[number] is None:
+                answers[number] = values[0]
+
     async def _end_what_was_begun(self) -> None:
         """asyncpg refuses an argument after the server has begun the statement, whose locks then stay: end it."""
         if not self.raw.is_closed():
@@ -90,6 +126,9 @@ class PostgresConnection(Connection):
 
     async def begin(self) -> None:
         await self.raw.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+
+    async def begin_impatiently(self) -> None:
+        await self.raw.execute("BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '100ms'")
 
     async def commit(self) -> None:
         # A transaction in which a statement failed answers COMMIT with a silent ROLLBACK.

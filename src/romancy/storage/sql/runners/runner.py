@@ -47,7 +47,8 @@ class BaseRunner(ABC):
         transaction = self.transactions.current()
         if transaction is not None:
             return await transaction.run(call)
-        self.check_usable()
+        if self.closed:
+            raise StorageClosedError("the storage is closed")
         self._under_way += 1
         try:
             return await self._run_outside(call)
@@ -99,7 +100,8 @@ class BaseRunner(ABC):
                 except Exception:
                     log.exception("a listener failed; what it was told of is committed")
 
-    def _probe(self, point: str, call: Call[T]) -> None:
+    def note(self, point: str, call: Call[T]) -> None:
+        """Tell the probe, if there is one, where an operation is."""
         if self.probe is not None:
             self.probe(point, call.name)
 

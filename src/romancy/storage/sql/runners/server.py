@@ -11,7 +11,6 @@ import random
 import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
-from enum import Enum
 from typing import Any, TypeVar
 
 from ...errors import (
@@ -26,9 +25,11 @@ from ..drivers.driver import Driver
 from ..operation import Call, Hint, drive_async
 from ..statement import Query
 from ..transactions import Session, Transactions, describe_deadline
+from .flusher import LANES, Apart, Flusher
 from .pool import Connection, Pool
 from .runner import BaseRunner, undoing
 from .settled import settled
+from .trouble import Failure, Trouble
 
 T = TypeVar("T")
 
@@ -39,37 +40,24 @@ _CONFLICT_PATIENCE_SEC = 30.0
 _OUTAGE_PATIENCE_SEC = 3.0
 
 
-class Trouble(Enum):
-    """What a driver's error means for the operation."""
-
-    CONFLICT = "rolled back by the database to let somebody else through: run it again"
-    LOST = "the connection is gone, and with it the knowledge of what happened"
-    UNREACHABLE = "there was no connection to begin with"
-    REFUSED = "the statement itself was refused"
-    MISUSE = "not the database's: an argument is wrong, and the caller is told so in the same words everywhere"
-
-
-class Failure(Exception):
-    """A driver's error, what it means, and whether the write may have been committed all the same."""
-
-    def __init__(self, error: Exception, kind: Trouble) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.kind = kind
-        self.unsafe = False
-
-
 class ServerRunner(BaseRunner):
     """Runs operations on a database server."""
 
     def __init__(self, driver: Driver, *, pool_size: int, transaction_deadline_sec: float) -> None:
         super().__init__(driver, transaction_deadline_sec)
         self.pool = Pool(self._connect, pool_size)
+        # One more than there are lanes, for each of them: a flush may leave its lane before it is done.
+        self._flush_pool = Pool(self._connect_for_flushes, 2 * LANES)
+        self._flusher = Flusher(self, self._flush_pool)
         self.transactions = Transactions(self._open_session, self.announce)
 
     @abstractmethod
     async def _connect(self) -> Connection:
         """Open a connection; the driver's own error when that fails."""
+
+    async def _connect_for_flushes(self) -> Connection:
+        """Open a connection on which only our own statements run."""
+        return await self._connect()
 
     @abstractmethod
     def trouble(self, error: BaseException) -> Trouble:
@@ -94,48 +82,77 @@ class ServerRunner(BaseRunner):
             raise self._final(error, Trouble.UNREACHABLE) from error
 
     async def _let_go(self, deadline: float) -> None:
-        await self.pool.close(deadline)
+        await asyncio.gather(self.pool.close(deadline), self._flush_pool.close(deadline))
 
     # An operation of its own.
 
     async def _run_outside(self, call: Call[T]) -> T:
+        if call.traits.touches is None:
+            return await self._run_alone(call)
+        job = self._flusher.put(call)
+        try:
+            return await job.outcome()  # type: ignore[no-any-return]
+        except Apart:
+            failed = None
+        except Failure as failure:
+            failed = failure
+        except asyncio.CancelledError:
+            if job.error is None and call.traits.undo is not None:
+                await settled(self._repeated(undoing(call, job.result)))
+            raise
+        with self._flusher.keeping_clear(job):
+            return await self._run_alone(call, failed)
+
+    async def _run_alone(self, call: Call[T], failed: Failure | None = None) -> T:
+        """Run an operation to its end, even when its caller is cancelled; `failed` is how a first attempt ended."""
         undo = None
         if call.traits.undo is not None:
 
             async def undo(result: T) -> None:
-                await self._run_alone(undoing(call, result))
+                await self._repeated(undoing(call, result))
 
-        return await settled(self._run_alone(call), undo)
+        return await settled(self._repeated(call, failed), undo)
 
-    async def _run_alone(self, call: Call[T]) -> T:
-        return await self._retried(lambda: self._attempt(call), call.name, idempotent=call.traits.idempotent)
+    async def _repeated(self, call: Call[T], failed: Failure | None = None) -> T:
+        traits = call.traits
+        return await self._retried(lambda: self.attempt(call), call.name, idempotent=traits.idempotent, failed=failed)
 
-    async def _retried(self, attempt: Callable[[], Coroutine[Any, Any, T]], name: str, *, idempotent: bool) -> T:
+    async def _retried(
+        self,
+        attempt: Callable[[], Coroutine[Any, Any, T]],
+        name: str,
+        *,
+        idempotent: bool,
+        failed: Failure | None = None,
+    ) -> T:
         """Repeat what the database rolled back or an outage prevented; bounded, with jitter."""
         begun = time.monotonic()
         pause = _FIRST_PAUSE_SEC
         unsafe = False
         for attempts_left in reversed(range(_ATTEMPTS)):
-            try:
-                return await attempt()
-            except Failure as failure:
-                failed = failure
+            if failed is None:
+                try:
+                    return await attempt()
+                except Failure as failure:
+                    failed = failure
             unsafe |= failed.unsafe
             patience = _CONFLICT_PATIENCE_SEC if failed.kind is Trouble.CONFLICT else _OUTAGE_PATIENCE_SEC
             in_vain = failed.kind is Trouble.REFUSED or not attempts_left or time.monotonic() - begun > patience
             if unsafe and (in_vain or not idempotent):
                 raise OutcomeUnknownError(
-                    f"the connection broke while {name} was being committed: it may or may not have happened"
+                    f"the connection broke while {name.strip('_')} was being committed: it may or may not have happened"
                 ) from failed.error
             if in_vain:
                 raise self._final(failed.error, failed.kind) from failed.error
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(2 * pause, _LONGEST_PAUSE_SEC)
+            failed = None
         raise AssertionError("unreachable")
 
-    async def _attempt(self, call: Call[T]) -> T:
+    async def attempt(self, call: Call[T]) -> T:
+        """Run an operation once, on a connection of its own."""
         hints: list[Hint] = []
-        connection = await self._taken(self.pool.take(urgent=call.traits.urgent))
+        connection = await self.taken(self.pool.take(urgent=call.traits.urgent))
         try:
             if call.traits.reads:
                 result = await self._drive(connection, call, hints)
@@ -154,8 +171,8 @@ class ServerRunner(BaseRunner):
 
     async def _drive(self, connection: Connection, call: Call[T], hints: list[Hint]) -> T:
         async def execute(query: Query[Any]) -> Any:
-            self._probe("before statement", call)
-            return await self._told(connection, connection.execute(query), call)
+            self.note("before statement", call)
+            return await self.told(connection, connection.execute(query), call)
 
         return await drive_async(call.start(), execute, hints)
 
@@ -166,32 +183,32 @@ class ServerRunner(BaseRunner):
             failure.unsafe = failure.kind is Trouble.LOST
             raise
         if call.traits.own_sql and connection.in_transaction:
-            await self._roll_back(connection)
+            await self.roll_back(connection)
             raise DatabaseError("a statement began a transaction and left it open; use `async with transaction():`")
-        self._probe("after commit", call)
+        self.note("after commit", call)
         return result
 
     async def _in_transaction(self, connection: Connection, call: Call[T], hints: list[Hint]) -> T:
-        await self._told(connection, connection.begin())
+        await self.told(connection, connection.begin())
         try:
             result = await self._drive(connection, call, hints)
         except Exception:
-            await self._roll_back(connection)
+            await self.roll_back(connection)
             raise
-        await self._commit(connection)
-        self._probe("after commit", call)
+        await self.commit(connection)
+        self.note("after commit", call)
         return result
 
-    async def _commit(self, connection: Connection) -> None:
+    async def commit(self, connection: Connection) -> None:
         try:
-            await self._told(connection, connection.commit())
+            await self.told(connection, connection.commit())
         except Failure as failure:
             failure.unsafe = failure.kind is Trouble.LOST
-            await self._roll_back(connection)
+            await self.roll_back(connection)
             raise
 
     @staticmethod
-    async def _roll_back(connection: Connection) -> None:
+    async def roll_back(connection: Connection) -> None:
         if connection.broken:
             return
         try:
@@ -201,7 +218,7 @@ class ServerRunner(BaseRunner):
 
     # Errors of the driver.
 
-    async def _taken(self, taking: Coroutine[Any, Any, Connection]) -> Connection:
+    async def taken(self, taking: Coroutine[Any, Any, Connection]) -> Connection:
         try:
             return await taking
         except StorageError:
@@ -209,7 +226,7 @@ class ServerRunner(BaseRunner):
         except Exception as error:
             raise Failure(error, self.trouble(error)) from error
 
-    async def _told(self, connection: Connection, work: Awaitable[T], call: Call[Any] | None = None) -> T:
+    async def told(self, connection: Connection, work: Awaitable[T], call: Call[Any] | None = None) -> T:
         """Await the database's answer; a driver's error becomes a `Failure`."""
         try:
             return await work
@@ -247,9 +264,9 @@ class ServerRunner(BaseRunner):
         return await self._retried(lambda: self._begin_session(limit), "begin_transaction", idempotent=True)
 
     async def _begin_session(self, deadline_sec: float) -> Session:
-        connection = await self._taken(self.pool.take_for_transaction())
+        connection = await self.taken(self.pool.take_for_transaction())
         try:
-            await self._told(connection, connection.begin())
+            await self.told(connection, connection.begin())
         except BaseException as error:
             if not isinstance(error, Exception):
                 connection.abort()
@@ -306,7 +323,7 @@ class _Interactive:
         return result
 
     async def _control(self, statement: str) -> None:
-        await self._runner._told(self._connection, self._connection.control(statement))
+        await self._runner.told(self._connection, self._connection.control(statement))
 
     async def control(self, statement: str) -> None:
         if statement.startswith("ROLLBACK TO"):
@@ -319,9 +336,9 @@ class _Interactive:
             if self._over is not None:
                 raise self._over
             if self._failed is not None:
-                await self._runner._roll_back(self._connection)
+                await self._runner.roll_back(self._connection)
                 raise self._failed
-            await self._runner._commit(self._connection)
+            await self._runner.commit(self._connection)
         except Failure as failure:
             if failure.unsafe:
                 raise OutcomeUnknownError(
@@ -334,7 +351,7 @@ class _Interactive:
     async def rollback(self) -> None:
         self._alarm.cancel()
         if self._over is None:
-            await self._runner._roll_back(self._connection)
+            await self._runner.roll_back(self._connection)
         self._end()
 
     async def _doing(self, work: Coroutine[Any, Any, T]) -> T:
@@ -354,7 +371,7 @@ class _Interactive:
                 self._failed = final
             else:
                 self._over = final  # MySQL has rolled everything back after a deadlock
-                await self._runner._roll_back(self._connection)
+                await self._runner.roll_back(self._connection)
             raise final from failure.error
 
     def _expire(self) -> None:

@@ -2,8 +2,10 @@
 
 Operations are queued with their arguments. The writer thread takes all that are waiting into one ``BEGIN IMMEDIATE``
 transaction, a savepoint each, commits once, and only then answers: every caller waits for its own durable commit, yet
-many share one fsync. Reads do not wait for the writer (WAL): by key on the event loop's own connection, the rest in
-reader threads. A user's transaction owns the writer while it lasts, within its deadline.
+many share one fsync. A small write that nobody waits beside is committed in the event loop's own thread, as long as the
+disk is quick: handing it to another thread and back takes longer. Reads do not wait for the writer (WAL): by key on the
+event loop's own connection, the rest in reader threads. A user's transaction owns the writer while it lasts, within its
+deadline.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,56 +39,20 @@ from ..operation import Call, Hint, drive
 from ..rows import Row
 from ..statement import NativeQuery, Query, Want
 from ..transactions import Session, Transactions, describe_deadline
+from .job import Job
 from .runner import BaseRunner, undoing
 
 T = TypeVar("T")
 
 MEMORY = ":memory:"
 _LARGEST_BATCH = 512
+_QUICK_COMMIT_SEC = 0.002
+"""The event loop may stand still for so long; when a commit has taken longer, the thread commits for a while."""
+_COMMITS_PER_LOOK = 25
+_COMMITS_PER_CHECKPOINT = 500
+_BYTES_PER_CHECKPOINT = 4 << 20
 _READERS = 4
 _ABANDON_SEC = 2.0
-
-
-class _Job:
-    """A queued operation and the caller who waits for it."""
-
-    __slots__ = ("call", "error", "future", "hints", "loop", "result", "settled")
-
-    def __init__(self, call: Call[Any], loop: asyncio.AbstractEventLoop) -> None:
-        self.call = call
-        self.loop = loop
-        self.future: asyncio.Future[Any] = loop.create_future()
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.hints: list[Hint] = []
-        self.settled = False
-
-    def answer(self) -> None:
-        """Tell the caller, in its own loop."""
-        self.settled = True
-        if self.future.done():
-            return  # cancelled: the caller looks at `settled`
-        if self.error is None:
-            self.future.set_result(self.result)
-        else:
-            self.future.set_exception(self.error)
-
-    async def outcome(self) -> Any:
-        """Wait for the answer; a cancelled caller is told so only when the outcome is known."""
-        try:
-            return await self.future
-        except asyncio.CancelledError:
-            if not self.future.cancelled():
-                self.future.exception()  # seen: the cancellation is the answer
-            while not self.settled:
-                self.future = self.loop.create_future()
-                try:
-                    await self.future
-                except asyncio.CancelledError:
-                    continue
-                except Exception:
-                    break
-            raise
 
 
 class SQLiteRunner(BaseRunner):
@@ -107,11 +74,18 @@ class SQLiteRunner(BaseRunner):
         self._synchronous = synchronous
         # Longer than another process may own the writer with a transaction of its own.
         self._busy_sec = transaction_deadline_sec + 10.0 if busy_sec is None else busy_sec
-        self._queue: queue.SimpleQueue[_Job | _Interactive | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[Job] | _Interactive | _Look | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._abandoned = False
         self._session: _Interactive | None = None
+        self._home: asyncio.AbstractEventLoop | None = None
+        self._arrived: list[Job] = []
+        self._writing = threading.Lock()
+        """Whoever has it may use the writer's connection."""
+        self._commit_sec = 0.0
+        """How long commits take of late: at once when one is slow, and slowly back."""
+        self._log = _Log(path)
         self._starting = threading.Lock()
         self._connections: list[sqlite3.Connection] = []
         self._writer: sqlite3.Connection | None = None
@@ -143,9 +117,10 @@ class SQLiteRunner(BaseRunner):
             await self._in_thread(self._ensure_thread)
 
     async def _write(self, call: Call[T]) -> T:
-        await self._start_writer()
-        job = _Job(call, asyncio.get_running_loop())
-        self._enqueue(job)
+        if self._thread is None:
+            await self._start_writer()
+        job = Job(call, asyncio.get_running_loop())
+        self._hand_in(job)
         try:
             return await job.outcome()  # type: ignore[no-any-return]
         except asyncio.CancelledError:
@@ -155,12 +130,53 @@ class SQLiteRunner(BaseRunner):
 
     async def _undo(self, call: Call[T], result: T) -> None:
         """Give back what a cancelled caller has won; what cannot be given back expires by itself."""
-        job = _Job(undoing(call, result), asyncio.get_running_loop())
-        self._enqueue(job)
+        job = Job(undoing(call, result), asyncio.get_running_loop())
+        self._enqueue([job])
         with suppress(StorageError):
             await job.outcome()
 
-    def _enqueue(self, item: _Job | _Interactive) -> None:
+    def _hand_in(self, job: Job) -> None:
+        """Let it go with whatever else has arrived when the event loop comes round."""
+        if self._home is None or self._home.is_closed():
+            self._home, self._arrived = job.loop, []
+        if job.loop is not self._home:
+            self._enqueue([job])
+            return
+        if not self._arrived:
+            job.loop.call_soon(self._dispatch)
+        self._arrived.append(job)
+
+    def _dispatch(self) -> None:
+        """Commit a single small write here, if that is quick; the rest is the writer thread's."""
+        arrived, self._arrived = self._arrived, []
+        small = len(arrived) == 1 and arrived[0].call.traits.touches is not None
+        if small and self._commit_sec < _QUICK_COMMIT_SEC and self._queue.empty() and self._commit_here(arrived[0]):
+            self._answer_in_loop(arrived)
+            return
+        self._enqueue(arrived)
+
+    def _commit_here(self, job: Job) -> bool:
+        """Commit in this thread, unless that would mean to wait for somebody; whether it was done."""
+        if not self._writing.acquire(blocking=False):
+            return False
+        try:
+            connection = self._connection()
+            try:
+                self._abandon(connection)
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.Error:
+                return False  # the writer thread finds out why
+            try:
+                self._commit_begun(connection, [job])
+            except BaseException as error:
+                self._refuse([job], error)
+            return True
+        finally:
+            self._writing.release()
+            if self._log.is_long():
+                self._queue.put(_Look.UP)
+
+    def _enqueue(self, item: list[Job] | _Interactive) -> None:
         self._queue.put(item)
         if self._stopped:  # looked at after putting: the writer empties its queue after saying that it has stopped
             self._refuse_queued()
@@ -233,10 +249,10 @@ class SQLiteRunner(BaseRunner):
                 item = self._queue.get_nowait()
             except queue.Empty:
                 return
-            if isinstance(item, _Job):
-                self._refuse([item], _closed())
-                self._answer([item])
-            elif item is not None:
+            if isinstance(item, list):
+                self._refuse(item, _closed())
+                self._answer(item)
+            elif isinstance(item, _Interactive):
                 item.refuse(_closed())
 
     # Connections.
@@ -267,7 +283,8 @@ class SQLiteRunner(BaseRunner):
             return
         with self._starting:
             if self._thread is None:
-                self._writer = self._connect(busy_sec=0.02)  # short: the writer waits by itself, see _begin
+                self._writer = self._connect(busy_sec=0.0)  # the writer waits by itself, see _patiently
+                self._writer.execute("PRAGMA wal_autocheckpoint = 0")  # see _checkpoint
                 thread = threading.Thread(target=self._work, name="romancy-sqlite-writer", daemon=True)
                 thread.start()
                 self._thread = thread
@@ -291,7 +308,7 @@ class SQLiteRunner(BaseRunner):
 
     def _read_on(self, connection: sqlite3.Connection, call: Call[T]) -> T:
         def execute(query: Query[Any]) -> Any:
-            self._probe("before statement", call)
+            self.note("before statement", call)
             return self._execute(connection, query)
 
         return drive(call.start(), execute, [])
@@ -299,7 +316,7 @@ class SQLiteRunner(BaseRunner):
     # The writer thread.
 
     def _work(self) -> None:
-        waiting: list[_Job] = []
+        waiting: list[Job] = []
         sessions: deque[_Interactive] = deque()
         stopping = False
         while not stopping or waiting or sessions:
@@ -310,16 +327,19 @@ class SQLiteRunner(BaseRunner):
             # Heartbeats first; the sort is stable, so everybody else keeps their turn.
             waiting.sort(key=lambda job: not job.call.traits.urgent)
             batch, waiting = waiting[:_LARGEST_BATCH], waiting[_LARGEST_BATCH:]
-            if batch:
-                self._serve(batch)
-            if sessions:  # by turns: neither many operations nor many transactions keep the other from the writer
-                self._session = sessions.popleft()
-                self._session.serve(self._connection())
-                self._session = None
+            with self._writing:
+                if batch:
+                    self._serve(batch)
+                if sessions:  # by turns: neither many operations nor many transactions keep the other from the writer
+                    self._session = sessions.popleft()
+                    self._session.serve(self._connection())
+                    self._session = None
+                if self._log.is_long():
+                    self._checkpoint()
         self._stopped = True
         self._refuse_queued()
 
-    def _serve(self, batch: list[_Job]) -> None:
+    def _serve(self, batch: list[Job]) -> None:
         try:
             self._commit_together(batch)
         except BaseException as error:  # the thread must live: everybody else would wait for ever
@@ -327,11 +347,11 @@ class SQLiteRunner(BaseRunner):
         self._answer(batch)
 
     @staticmethod
-    def _sort(item: _Job | _Interactive | None, waiting: list[_Job], sessions: deque[_Interactive]) -> bool:
+    def _sort(item: list[Job] | _Interactive | _Look | None, waiting: list[Job], sessions: deque[_Interactive]) -> bool:
         """Put what came out of the queue where it belongs; whether it was the word to stop."""
-        if isinstance(item, _Job):
-            waiting.append(item)
-        elif item is not None:
+        if isinstance(item, list):
+            waiting.extend(item)
+        elif isinstance(item, _Interactive):
             sessions.append(item)
         return item is None
 
@@ -339,7 +359,7 @@ class SQLiteRunner(BaseRunner):
         assert self._writer is not None, "the writer thread starts after its connection"
         return self._writer
 
-    def _commit_together(self, batch: list[_Job]) -> None:
+    def _commit_together(self, batch: list[Job]) -> None:
         """Run the jobs in one transaction; alone, one by one, if the whole transaction falls."""
         connection = self._connection()
         try:
@@ -348,13 +368,17 @@ class SQLiteRunner(BaseRunner):
         except (sqlite3.Error, StorageError) as error:
             self._refuse(batch, error)  # nothing has been run, and waiting again for each of them would take for ever
             return
+        self._commit_begun(connection, batch)
+
+    def _commit_begun(self, connection: sqlite3.Connection, batch: list[Job]) -> None:
+        """Run the jobs in the transaction that has begun."""
         try:
             for job in batch:
                 self._run_in_batch(connection, job, alone=len(batch) == 1)
             if connection.in_transaction:
-                connection.execute("COMMIT")
+                self._commit(connection)
             for job in batch:
-                self._probe("after commit", job.call)
+                self.note("after commit", job.call)
         except _TransactionGone as gone:
             self._abandon(connection)
             self._one_by_one(batch, gone.error)
@@ -365,24 +389,36 @@ class SQLiteRunner(BaseRunner):
             self._abandon(connection)
             self._refuse(batch, error)
 
-    def _one_by_one(self, batch: list[_Job], error: sqlite3.Error) -> None:
+    def _commit(self, connection: sqlite3.Connection) -> None:
+        began = time.perf_counter()
+        connection.execute("COMMIT")
+        self._commit_sec = max(time.perf_counter() - began, 0.95 * self._commit_sec)
+        self._log.commits += 1
+
+    def _checkpoint(self) -> None:
+        """Write the log back into the file while nobody writes here, so that the next write begins it anew."""
+        with suppress(sqlite3.Error):  # another process is at it, or the disk is full: next time
+            self._connection().execute("PRAGMA wal_checkpoint(PASSIVE)")
+        self._log.was_written_back()
+
+    def _one_by_one(self, batch: list[Job], error: sqlite3.Error) -> None:
         if len(batch) == 1:
             self._refuse(batch, error)
             return
         for job in batch:
             self._commit_together([job])
 
-    def _refuse(self, batch: list[_Job], error: BaseException) -> None:
+    def _refuse(self, batch: list[Job], error: BaseException) -> None:
         for job in batch:
-            job.hints = []
             if isinstance(error, sqlite3.Error):
-                job.error = self.translate(error)  # each caller gets one of its own: raising an exception changes it
-                job.error.__cause__ = error
+                own = self.translate(error)  # each caller gets one of its own: raising an exception changes it
+                own.__cause__ = error
+                job.fail(own)
             else:
-                job.error = error
+                job.fail(error)
 
-    def _run_in_batch(self, connection: sqlite3.Connection, job: _Job, *, alone: bool) -> None:
-        job.result, job.error, job.hints = None, None, []
+    def _run_in_batch(self, connection: sqlite3.Connection, job: Job, *, alone: bool) -> None:
+        job.start_over()
         # One statement undoes itself; alone, the whole transaction is the savepoint.
         traits = job.call.traits
         guarded = not alone and (traits.own_sql or not traits.autocommit)
@@ -393,13 +429,13 @@ class SQLiteRunner(BaseRunner):
         except BaseException as error:
             if alone:
                 self._abandon(connection)
-            job.error, job.hints = error, []
+            job.fail(error)
 
     def _drive(self, connection: sqlite3.Connection, call: Call[T], hints: list[Hint], *, guarded: bool) -> T:
         """Run an operation inside the open transaction; on an error nothing of it is left, if `guarded`."""
 
         def execute(query: Query[Any]) -> Any:
-            self._probe("before statement", call)
+            self.note("before statement", call)
             return self._execute(connection, query)
 
         try:
@@ -446,7 +482,7 @@ class SQLiteRunner(BaseRunner):
         if connection.in_transaction:
             connection.execute("ROLLBACK")
 
-    def _answer(self, batch: Sequence[_Job]) -> None:
+    def _answer(self, batch: Sequence[Job]) -> None:
         for loop in {job.loop for job in batch}:
             jobs = [job for job in batch if job.loop is loop]
             try:
@@ -454,7 +490,7 @@ class SQLiteRunner(BaseRunner):
             except RuntimeError:  # the loop is closed: nobody waits for these any more
                 continue
 
-    def _answer_in_loop(self, jobs: list[_Job]) -> None:
+    def _answer_in_loop(self, jobs: list[Job]) -> None:
         for job in jobs:
             job.answer()
         self.announce([hint for job in jobs for hint in job.hints])
@@ -512,6 +548,39 @@ class SQLiteRunner(BaseRunner):
         if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM):
             return StorageUnavailableError(f"SQLite cannot write or read {self.path!r}: {error}")
         return DatabaseError(f"SQLite refused a statement: {error}")
+
+
+class _Look(Enum):
+    """What wakes the writer thread when there is nothing to write."""
+
+    UP = "look at what there is to do"
+
+
+class _Log:
+    """The write-ahead log, and when to write it back into the file.
+
+    SQLite would do so within whichever commit makes the log long, in the event loop's thread as well.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(f"{path}-wal")
+        self._length = 0
+        self.commits = 0
+
+    def is_long(self) -> bool:
+        if self.commits % _COMMITS_PER_LOOK or not self.commits:
+            return False
+        return self.commits >= _COMMITS_PER_CHECKPOINT or self._measured() > self._length + _BYTES_PER_CHECKPOINT
+
+    def was_written_back(self) -> None:
+        self.commits = 0
+        self._length = self._measured()
+
+    def _measured(self) -> int:
+        try:
+            return self._path.stat().st_size
+        except OSError:
+            return 0  # in memory there is none
 
 
 class _TransactionGone(Exception):

@@ -1,0 +1,58 @@
+"""An operation that waits its turn beside others, and the caller who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ..operation import Call, Hint
+
+
+class Job:
+    """A queued operation; whoever runs it sets `result`, `error` and `hints`, and then answers."""
+
+    __slots__ = ("call", "error", "future", "hints", "loop", "result", "settled")
+
+    def __init__(self, call: Call[Any], loop: asyncio.AbstractEventLoop) -> None:
+        self.call = call
+        self.loop = loop
+        self.future: asyncio.Future[Any] = loop.create_future()
+        self.settled = False
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Forget what an earlier attempt has brought."""
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.hints: list[Hint] = []
+
+    def fail(self, error: BaseException) -> None:
+        """Nothing came of it."""
+        self.result, self.error, self.hints = None, error, []
+
+    def answer(self) -> None:
+        """Tell the caller, in its own loop."""
+        self.settled = True
+        if self.future.done():
+            return  # cancelled: the caller looks at `settled`
+        if self.error is None:
+            self.future.set_result(self.result)
+        else:
+            self.future.set_exception(self.error)
+
+    async def outcome(self) -> Any:
+        """Wait for the answer; a cancelled caller is told so only when the outcome is known."""
+        try:
+            return await self.future
+        except asyncio.CancelledError:
+            if not self.future.cancelled():
+                self.future.exception()  # seen: the cancellation is the answer
+            while not self.settled:
+                self.future = self.loop.create_future()
+                try:
+                    await self.future
+                except asyncio.CancelledError:
+                    continue
+                except Exception:
+                    break
+            raise

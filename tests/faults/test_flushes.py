@@ -1,0 +1,114 @@
+"""Flushes that break in the middle: each caller learns what became of its own write, and nothing is lost or doubled."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from romancy.storage import (
+    Appended,
+    Lock,
+    OutboxEvent,
+    OutboxEventExistsError,
+    OutcomeUnknownError,
+    SQLStorage,
+    WorkflowInstance,
+    open_storage,
+)
+from tests.faults.proxy import Proxy, proxied
+from tests.harness import Harness, history_of, step
+
+pytestmark = pytest.mark.databases("postgres", "mariadb", "mysql")
+
+CUTS = pytest.mark.parametrize("cut", ["cut_when_sent", "cut_when_answered"])
+MANY = 12
+
+
+@dataclass
+class Company:
+    """Owners of instances who write at the same time, behind a proxy; and a storage that sees the truth."""
+
+    proxy: Proxy
+    behind: SQLStorage
+    truth: SQLStorage
+    locks: list[Lock]
+    commit: bytes
+
+    async def append(self, name: str) -> list[Appended | BaseException]:
+        return await asyncio.gather(
+            *(self.behind.append_history(step(lock.instance_id, name), lock=lock) for lock in self.locks),
+            return_exceptions=True,
+        )
+
+
+@pytest.fixture
+async def company(harness: Harness, storage: SQLStorage) -> AsyncIterator[Company]:
+    locks = [await harness.locked(storage) for _ in range(MANY)]
+    async with proxied(harness.url) as proxy, open_storage(proxy.url) as behind:
+        commit = b"COMMIT\0" if harness.name == "postgres" else b"\3COMMIT"
+        company = Company(proxy, behind, storage, locks, commit)
+        await company.append("first:1")  # both lanes have their connections
+        yield company
+
+
+@CUTS
+async def test_fenced_steps_are_recorded_once_when_the_commit_is_cut(company: Company, cut: str) -> None:
+    setattr(company.proxy, cut, company.commit)
+
+    answers = await company.append("charge:1")
+
+    assert company.proxy.cuts == 1
+    for lock, answer in zip(company.locks, answers, strict=True):
+        recorded = await history_of(company.truth, lock.instance_id)
+        assert [event.activity_id for event in recorded] == ["first:1", "charge:1"]
+        assert isinstance(answer, Appended)
+        assert answer.id == recorded[1].id
+
+
+@CUTS
+async def test_what_cannot_be_repeated_says_that_its_outcome_is_unknown(company: Company, cut: str) -> None:
+    setattr(company.proxy, cut, company.commit)
+    names = [f"new-{number}" for number in range(MANY)]
+
+    answers = await asyncio.gather(
+        *(company.behind.create_instance(WorkflowInstance(name, "order")) for name in names), return_exceptions=True
+    )
+
+    assert company.proxy.cuts == 1
+    unknown = [name for name, answer in zip(names, answers, strict=True) if isinstance(answer, OutcomeUnknownError)]
+    created = [name for name in names if await company.truth.get_instance(name) is not None]
+    assert 0 < len(unknown) < MANY  # the other lane's flush went through
+    assert all(answer is None for name, answer in zip(names, answers, strict=True) if name not in unknown)
+    assert set(created) == set(names) if cut == "cut_when_answered" else set(created) == set(names) - set(unknown)
+
+
+@CUTS
+async def test_a_flush_that_is_cut_before_its_commit_is_done_all_the_same(company: Company, cut: str) -> None:
+    setattr(company.proxy, cut, company.locks[0].instance_id.encode())
+
+    answers = await company.append("charge:1")
+
+    assert company.proxy.cuts == 1
+    assert all(isinstance(answer, Appended) for answer in answers)
+    counts = [await company.truth.get_history_count(lock.instance_id) for lock in company.locks]
+    assert counts == [2] * MANY
+
+
+async def test_an_operation_that_fails_after_writing_leaves_nothing_and_harms_nobody(
+    harness: Harness, storage: SQLStorage
+) -> None:
+    locks = [await harness.locked(storage) for _ in range(MANY)]
+    event = OutboxEvent("event-1", "paid", "shop", event_data="{}")
+    await storage.add_outbox_event(event)
+    emitted = step(locks[0].instance_id, "emit:1")
+
+    answers = await asyncio.gather(
+        storage.add_outbox_event(event, lock=locks[0], record=emitted),  # records its step, and then finds the event
+        *(storage.append_history(step(lock.instance_id), lock=lock) for lock in locks[1:]),
+        return_exceptions=True,
+    )
+
+    assert isinstance(answers[0], OutboxEventExistsError)
+    assert await history_of(storage, locks[0].instance_id) == []
+    assert all(isinstance(answer, Appended) for answer in answers[1:])
