@@ -71,9 +71,11 @@ async def measure(names: Sequence[str], instances: int, rounds: int) -> bool:
 async def _fill(database: Database, size: Size) -> None:
     started = time.monotonic()
     async with database.open() as storage:
+        filler = Filler(storage, size)
+        await filler.fill()
         for path in DECLARED:
             await storage.declare_input_path(path)
-        await Filler(storage, size).fill()
+        await filler.analyze()
     count = size.finished + size.unfinished
     print(f"{database.title}: {count:,} instances made in {time.monotonic() - started:.0f} s", file=sys.stderr)
 

@@ -12,7 +12,7 @@ DUE = 30
 """Of each kind: timers, timeouts, messages, locks that have expired, leases that have ended."""
 AUDITS = 60
 """Instances of a workflow that was run long ago, and only then."""
-_AT_ONCE = 100_000
+_AT_ONCE = 20_000
 """Rows per transaction."""
 
 
@@ -61,7 +61,7 @@ class Filler:
         await self._waiting_instances()
         await self._messages()
         await self._outbox()
-        await self._analyze()
+        await self.analyze()
 
     async def _insert(self, count: int, table: str, **columns: str) -> None:
         """Make a row for each `n` from 1 to `count`."""
@@ -221,7 +221,7 @@ class Filler:
                 **more,
             )
 
-    async def _analyze(self) -> None:
+    async def analyze(self) -> None:
         """What the database would have done by itself before long."""
         conn = self._storage.conn()
         if self._driver.driver_name() != "mysql":

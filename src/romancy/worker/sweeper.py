@@ -18,9 +18,11 @@ log = logging.getLogger("romancy")
 LOCK = "romancy_sweeper"
 """The system lock of the one worker that sweeps."""
 
-_LONGEST_BATCH_SEC = 0.02
-"""What a batch should take: whoever writes to the same rows, or to SQLite's one file, waits no longer than that."""
+_LONGEST_BATCH_SEC = 0.01
+"""What a batch should take: whoever writes to SQLite's one file waits no longer than that, some more on a bad day."""
 _FIRST_BATCH = 10
+_SMALLEST_BATCH = 5
+"""So that a database that is slow because it is full still becomes emptier."""
 _LARGEST_BATCH = 1000
 
 
@@ -35,7 +37,7 @@ class Batch:
         """Learn from the last one: shrink at once, grow slowly."""
         self.longest_sec = max(self.longest_sec, seconds)
         factor = min(max(_LONGEST_BATCH_SEC / max(seconds, 1e-6), 0.25), 1.5)
-        self.size = min(max(int(self.size * factor + 0.5), 1), _LARGEST_BATCH)
+        self.size = min(max(int(self.size * factor + 0.5), _SMALLEST_BATCH), _LARGEST_BATCH)
 
 
 class Chore:

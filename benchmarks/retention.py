@@ -1,0 +1,174 @@
+"""Instances are created and removed for a while: nothing may grow for good, and nobody may wait long for the sweeper.
+
+    python -m benchmarks.retention --databases sqlite --instances 500000
+
+Finished instances with five steps each come in by the hundred, a sweeper removes them, and somebody else writes all the
+time. Sizes are those of the database (on SQLite also of its write-ahead log) after each tenth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+from romancy import Retention
+from romancy.storage import SQLStorage, WorkflowInstance
+from romancy.storage.sql.runners.sqlite import SQLiteRunner
+from romancy.worker.sweeper import Sweeper
+from tests.numbers import joined, numbers
+from tests.servers import ServerError
+
+from .databases import DATABASES, Database, places
+
+LONGEST_MS = 50.0
+MOST_GROWTH = 1.3
+"""From the first third on."""
+
+_AT_ONCE = 100
+_AHEAD = 10_000
+"""How many may wait for the sweeper."""
+_STEPS = 5
+_SIZES = {
+    "postgres": "SELECT pg_database_size(current_database())",
+    "mysql": """
+        SELECT SUM(file_size) FROM information_schema.innodb_{}tablespaces
+         WHERE name LIKE CONCAT(DATABASE(), '/%')""",
+}
+
+
+class Load:
+    """What goes on in one database."""
+
+    def __init__(self, storage: SQLStorage, instances: int) -> None:
+        self._storage = storage
+        self._instances = instances
+        retention = Retention(instances=timedelta(minutes=1))
+        self._sweeper = Sweeper(storage, "sweeper", retention)
+        self._swept = self._sweeper.chores[0]
+        self._made = 0
+        self._waits: list[float] = []
+        self.sizes: list[float] = []
+
+    async def run(self) -> None:
+        """Create and remove all instances, while somebody writes."""
+        async with asyncio.TaskGroup() as group:
+            others = [group.create_task(self._sweep()), group.create_task(self._write())]
+            await self._make()
+            for task in others:
+                task.cancel()
+
+    async def _make(self) -> None:
+        print(f"  {'created':>9} {'removed':>9} {'size':>9} {'log':>9} {'longest batch':>14} {'longest wait':>13}")
+        for tenth in range(1, 11):
+            while self._made < self._instances * tenth // 10:
+                await self._insert()
+                while self._made - self._swept.deleted > _AHEAD:
+                    await asyncio.sleep(0.01)
+            await self._report()
+        while self._swept.deleted < self._made:
+            await asyncio.sleep(0.05)
+        await self._report()
+
+    async def _insert(self) -> None:
+        driver = self._storage.runner.driver
+        instance_id = joined(driver, "'i-'", f"({self._made} + n)")
+        ago = driver.seconds_after(driver.now(), "-3600")
+        source = numbers(_AT_ONCE)
+        steps = " UNION ALL ".join(f"SELECT {k} AS k" for k in range(_STEPS))
+        async with self._storage.transaction() as conn:
+            await conn.execute(f"""
+                INSERT INTO workflow_instances
+                       (instance_id, workflow_name, source_hash, owner_service, framework, status, started_at,
+                        finished_at, input_data)
+                SELECT {instance_id}, 'load', '', '', 'romancy-py', 'completed', {ago}, {ago}, '{{}}' FROM {source}""")
+            await conn.execute(f"""
+                INSERT INTO workflow_history (instance_id, activity_id, event_type, event_data)
+                SELECT {instance_id}, {joined(driver, "'step:'", "k")}, 'ActivityCompleted', '{{"result": 12345}}'
+                  FROM {source} CROSS JOIN ({steps}) steps""")
+        self._made += _AT_ONCE
+
+    async def _sweep(self) -> None:
+        while True:
+            await self._sweeper.look()
+            await asyncio.sleep(0.01)
+
+    async def _write(self) -> None:
+        """What somebody else's small write takes, in which the sweeper may be in the way."""
+        while True:
+            started = time.perf_counter()
+            await self._storage.update_instance_activity("somebody", "step:1")
+            self._waits.append(time.perf_counter() - started)
+            await asyncio.sleep(0.005)
+
+    async def _report(self) -> None:
+        size, log = await self._size()
+        self.sizes.append(size + log)
+        waits, self._waits = self._waits or [0.0], []
+        batch, self._swept.batch.longest_sec = self._swept.batch.longest_sec, 0.0
+        print(
+            f"  {self._made:>9,} {self._swept.deleted:>9,} {size:>6.1f} MB {log:>6.1f} MB {batch * 1000:>11.1f} ms"
+            f" {max(waits) * 1000:>10.1f} ms",
+            flush=True,
+        )
+
+    async def _size(self) -> tuple[float, float]:
+        """Of the database and of SQLite's log, in megabytes."""
+        runner = self._storage.runner
+        if isinstance(runner, SQLiteRunner):
+            paths = Path(runner.path), Path(f"{runner.path}-wal")
+            size, log = (path.stat().st_size / 1e6 if path.exists() else 0.0 for path in paths)
+            return size, log
+        query = _SIZES[runner.driver.driver_name()]
+        mariadb = getattr(runner.driver, "is_mariadb", False)
+        return float(await self._storage.conn().fetch_value(query.format("sys_" if mariadb else "")) or 0) / 1e6, 0.0
+
+
+async def measure(names: Sequence[str], instances: int) -> bool:
+    """Print what happens on each database; whether nothing grew for good."""
+    well = True
+    async with places(names, durable=False) as found:
+        for place in found:
+            async with place.database() as database:
+                well &= await _measure(database, instances)
+    return well
+
+
+async def _measure(database: Database, instances: int) -> bool:
+    print(f"\n{database.title}: {instances:,} instances, created and removed")
+    async with database.open() as storage:
+        await storage.create_instance(WorkflowInstance("somebody", "load"))
+        load = Load(storage, instances)
+        await load.run()
+    growth = max(load.sizes[4:]) / max(load.sizes[:4])
+    print(f"  growth after the first third: {growth:.2f}×, at most {MOST_GROWTH}×: {_verdict(growth <= MOST_GROWTH)}")
+    return growth <= MOST_GROWTH
+
+
+def _verdict(well: bool) -> str:
+    return "ok" if well else "missed"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.retention", description=__doc__.partition("\n")[0])
+    known = ",".join(DATABASES)
+    parser.add_argument("--databases", default=known, metavar="NAMES", help=f"some of {known} (default: all)")
+    parser.add_argument("--instances", type=int, default=20_000, help="to create and remove (default: %(default)s)")
+    arguments = parser.parse_args()
+    names = arguments.databases.split(",")
+    if unknown := set(names) - set(DATABASES):
+        parser.error(f"there is no {', '.join(unknown)}, only {known}")
+    logging.getLogger("romancy").setLevel(logging.WARNING)
+    try:
+        return 0 if asyncio.run(measure(names, arguments.instances)) else 1
+    except ServerError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
