@@ -66,21 +66,28 @@ def _write(arguments: argparse.Namespace, summary: dict[str, Any]) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    _add_choice(parser, "--databases", DATABASES)
-    _add_choice(parser, "--only", MEASUREMENTS)
+    _add_choice(parser, "--databases", DATABASES, default=None)
+    _add_choice(parser, "--only", MEASUREMENTS, default=list(MEASUREMENTS))
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", dest="size", action="store_const", const=QUICK, help="less of all, in minutes")
+    size.add_argument(
+        "--quick", dest="size", action="store_const", const=QUICK, help="less of all; without MySQL, if not named"
+    )
     size.add_argument("--tiny", dest="size", action="store_const", const=TINY, help="only to see that everything runs")
     parser.set_defaults(size=FULL)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results there, for programs")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the results there, as SVG")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.databases is None:
+        arguments.databases = [name for name in DATABASES if name != "mysql" or arguments.size is FULL]
+    return arguments
 
 
-def _add_choice(parser: argparse.ArgumentParser, flag: str, choices: Iterable[str]) -> None:
+def _add_choice(
+    parser: argparse.ArgumentParser, flag: str, choices: Iterable[str], *, default: list[str] | None
+) -> None:
     names = list(choices)
     parser.add_argument(
-        flag, type=_some_of(names), default=names, metavar="NAMES", help=f"some of {','.join(names)} (default: all)"
+        flag, type=_some_of(names), default=default, metavar="NAMES", help=f"some of {','.join(names)} (default: all)"
     )
 
 

@@ -59,6 +59,6 @@ class Size(NamedTuple):
     """Recorded steps of the history that is replayed."""
 
 
-FULL = Size("full", 15, 100, 64, 16, 320, 200, 10_000, 100_000, 20.0, 1_000_000, 100_000)
+FULL = Size("full", 9, 60, 64, 8, 320, 200, 10_000, 100_000, 20.0, 1_000_000, 100_000)
 QUICK = Size("quick", 3, 15, 64, 1, 32, 15, 200, 1_000, 1.0, 20_000, 2_000)
 TINY = Size("tiny", 1, 2, 4, 1, 8, 3, 10, 20, 0.2, 300, 50)
