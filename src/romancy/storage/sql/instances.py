@@ -63,9 +63,6 @@ def unstamped(*, started_at: str) -> str:
 class Instances(Listing):
     """Implements `InstanceManager`, but for suspending."""
 
-    _definition_exists = sql("""
-        SELECT 1 FROM workflow_definitions WHERE workflow_name = :workflow_name AND source_hash = :source_hash""")
-
     _define = sql("""
         INSERT INTO workflow_definitions (workflow_name, source_hash, source_code, created_at)
         VALUES (:workflow_name, :source_hash, '', {now})
@@ -76,9 +73,10 @@ class Instances(Listing):
                (instance_id, workflow_name, source_hash, owner_service, framework, status, current_activity_id,
                 continued_from, started_at, updated_at, input_data, output_data, locked_by, locked_at,
                 lock_timeout_seconds, lock_expires_at, lock_token, runnable_since, finished_at)
-        VALUES (:instance_id, :workflow_name, :source_hash, :owner_service, :framework, :status, :current_activity_id,
-                :continued_from, COALESCE(:started_at, {now}), COALESCE(:updated_at, {now}), :input_data, :output_data,
-                :locked_by, :locked_at, :lock_timeout_seconds, :lock_expires_at, :lock_token, {now}, :finished_at)
+        SELECT :instance_id, d.workflow_name, d.source_hash, :owner_service, :framework, :status, :current_activity_id,
+               :continued_from, COALESCE(:started_at, {now}), COALESCE(:updated_at, {now}), :input_data, :output_data,
+               :locked_by, :locked_at, :lock_timeout_seconds, :lock_expires_at, :lock_token, {now}, :finished_at
+          FROM workflow_definitions d WHERE d.workflow_name = :workflow_name AND d.source_hash = :source_hash
         {on_conflict_do_nothing:instance_id}""")
 
     _get = sql(
@@ -150,23 +148,28 @@ class Instances(Listing):
         self, instance: WorkflowInstance, *, lock_timeout_sec: float | None = None
     ) -> Lock | None:
         row = self._checked_instance(instance)
-        lock = await self._born_locked(instance, lock_timeout_sec)
-        finished = instance.status in FINISHED
-        if lock is not None:
-            row |= {"locked_by": lock.worker_id, "lock_expires_at": lock.expires_at, "lock_token": lock.token}
-        if lock is not None or finished:
+        lock = None
+        if instance.locked_by or instance.status in FINISHED:
             now = await self._now()
-            row |= {"locked_at": instance.locked_at or now if lock else None, "finished_at": now if finished else None}
-        key = {"workflow_name": row["workflow_name"], "source_hash": row["source_hash"]}
-        if await self._definition_exists.value(**key) is None:
-            await self._define.run(**key)
+            row["finished_at"] = now if instance.status in FINISHED else None
+            if instance.locked_by:
+                lock = born_locked(instance, lock_timeout_sec, now)
+                row |= {"locked_by": lock.worker_id, "lock_expires_at": lock.expires_at, "lock_token": lock.token}
+                row["locked_at"] = instance.locked_at or now
         if instance.continued_from is not None and await self._get.one(instance_id=instance.continued_from) is None:
             raise InstanceNotFoundError(instance.continued_from)
-        if not await self._create.run(**row):
-            raise InstanceExistsError(instance.instance_id)
+        await self._insert_instance(row)
         if lock is None:
             await resumable_hint(instance.instance_id, instance.workflow_name)
         return lock
+
+    async def _insert_instance(self, row: dict[str, Any]) -> None:
+        """Insert the instance, and its definition if it is the first of it."""
+        if await self._create.run(**row):
+            return
+        await self._define.run(workflow_name=row["workflow_name"], source_hash=row["source_hash"])
+        if not await self._create.run(**row):
+            raise InstanceExistsError(row["instance_id"])
 
     def _checked_instance(self, instance: WorkflowInstance) -> dict[str, Any]:
         limit = self._payload_limit
@@ -191,22 +194,6 @@ class Instances(Listing):
             "lock_token": instance.lock_token,
             "finished_at": None,
         }
-
-    async def _born_locked(self, instance: WorkflowInstance, lock_timeout_sec: float | None) -> Lock | None:
-        if not instance.locked_by:
-            return None
-        check_key("locked_by", instance.locked_by)
-        expires_at = instance.lock_expires_at
-        if lock_timeout_sec is not None or expires_at is None:
-            seconds = instance.lock_timeout_seconds or lock_timeout_sec or DEFAULT_LOCK_SEC
-            expires_at = await self._now() + timedelta(seconds=positive("lock_timeout_sec", seconds))
-        return Lock(
-            instance_id=instance.instance_id,
-            token=instance.lock_token + 1,
-            worker_id=instance.locked_by,
-            expires_at=expires_at,
-            status=instance.status,
-        )
 
     @operation(reads=True, by_key=True)
     async def get_instance(self, instance_id: str) -> WorkflowInstance | None:
@@ -353,3 +340,18 @@ def check_lock_timeout(seconds: int | None) -> int | None:
     if seconds is not None and seconds >= 2**31:
         raise ValueError(f"lock_timeout_seconds must be less than 2^31, not {seconds}")
     return None if seconds is None else int(positive("lock_timeout_sec", seconds))
+
+
+def born_locked(instance: WorkflowInstance, lock_timeout_sec: float | None, now: datetime) -> Lock:
+    """The lock of an instance that is created for the worker that will run it."""
+    expires_at = instance.lock_expires_at
+    if lock_timeout_sec is not None or expires_at is None:
+        seconds = instance.lock_timeout_seconds or lock_timeout_sec or DEFAULT_LOCK_SEC
+        expires_at = now + timedelta(seconds=positive("lock_timeout_sec", seconds))
+    return Lock(
+        instance_id=instance.instance_id,
+        token=instance.lock_token + 1,
+        worker_id=check_key("locked_by", str(instance.locked_by)),
+        expires_at=expires_at,
+        status=instance.status,
+    )
