@@ -51,6 +51,7 @@ _QUICK_COMMIT_SEC = 0.002
 _COMMITS_PER_LOOK = 25
 _COMMITS_PER_CHECKPOINT = 500
 _BYTES_PER_CHECKPOINT = 4 << 20
+_LONGEST_LOG_BYTES = 16 << 20
 _READERS = 4
 _ABANDON_SEC = 2.0
 
@@ -397,8 +398,10 @@ class SQLiteRunner(BaseRunner):
 
     def _checkpoint(self) -> None:
         """Write the log back into the file while nobody writes here, so that the next write begins it anew."""
+        # Begun anew, the file keeps its length, by which nobody sees it grow again: large ones are cut off.
+        mode = "TRUNCATE" if self._log.measured() > _LONGEST_LOG_BYTES else "PASSIVE"
         with suppress(sqlite3.Error):  # another process is at it, or the disk is full: next time
-            self._connection().execute("PRAGMA wal_checkpoint(PASSIVE)")
+            self._connection().execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
         self._log.was_written_back()
 
     def _one_by_one(self, batch: list[Job], error: sqlite3.Error) -> None:
@@ -570,13 +573,13 @@ class _Log:
     def is_long(self) -> bool:
         if self.commits % _COMMITS_PER_LOOK or not self.commits:
             return False
-        return self.commits >= _COMMITS_PER_CHECKPOINT or self._measured() > self._length + _BYTES_PER_CHECKPOINT
+        return self.commits >= _COMMITS_PER_CHECKPOINT or self.measured() > self._length + _BYTES_PER_CHECKPOINT
 
     def was_written_back(self) -> None:
         self.commits = 0
-        self._length = self._measured()
+        self._length = self.measured()
 
-    def _measured(self) -> int:
+    def measured(self) -> int:
         try:
             return self._path.stat().st_size
         except OSError:
@@ -653,7 +656,7 @@ class _Interactive:
         if self._failed is not None:
             await self.rollback()
             raise self._failed
-        await self._send(lambda connection: connection.execute("COMMIT"), last=True)
+        await self._send(self._runner._commit, last=True)
 
     async def rollback(self) -> None:
         if self._over is None:
