@@ -179,6 +179,7 @@ async def parent():
                 asyncio.run(storage.close())  # does nothing to what is its parent's
             finally:
                 print(os.getpid(), flush=True)
+                os.close(1)  # or whoever reads it would wait for us
                 time.sleep(30)
                 os._exit(0)
         time.sleep(30)
@@ -191,9 +192,11 @@ asyncio.run(parent())
     [left] = sockets(home)
     parent.kill()
     await parent.wait()
-    async with storage.listen():
-        assert not left.exists()
-    os.kill(orphan, signal.SIGKILL)
+    try:
+        async with storage.listen():
+            assert not left.exists()
+    finally:
+        os.kill(orphan, signal.SIGKILL)
 
 
 # Where nobody can meet.

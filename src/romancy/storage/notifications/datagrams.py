@@ -274,7 +274,9 @@ class _Reader:
         heard: dict[Hint, None] = {}
         for _ in range(_READ_AT_ONCE):
             try:
-                datagram = self._ear.recv(LARGEST_DATAGRAM + 1)
+                datagram = self._ear.recv(
+                    LARGEST_DATAGRAM
+                )  # the rest of a larger one is cut off, and it makes no sense
             except OSError:
                 return list(heard)
             heard.update(dict.fromkeys(unpacked(datagram)))
@@ -304,8 +306,6 @@ def packed(hints: Iterable[Hint]) -> Iterator[bytes]:
 
 def unpacked(datagram: bytes) -> list[Hint]:
     """The hints in a datagram, whoever sent it; nothing of one that is not ours."""
-    if len(datagram) > LARGEST_DATAGRAM:
-        return []
     try:
         hints = msgspec.json.decode(datagram, type=list[Hint])
     except (msgspec.DecodeError, UnicodeError, RecursionError):
