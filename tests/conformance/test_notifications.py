@@ -201,3 +201,32 @@ async def test_a_listener_whose_connection_broke_reconnects_and_asks_for_one_loo
         await next_hint(hints, CATCH_UP.topic)
         await storage.publish_to_channel("orders", "{}")
         await next_hint(hints, "workflow_channel_message")
+
+
+@pytest.mark.databases("postgres")
+async def test_a_listener_can_have_an_address_of_its_own(harness: Harness, storage: SQLStorage) -> None:
+    """As behind a pooler: what is said through it arrives past it."""
+    direct = f"{harness.url}?application_name=listening"
+    elsewhere = await harness.open(listen_url=direct)
+    async with elsewhere.listen() as hints:
+        listening = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'listening'"
+        assert await storage.conn().fetch_value(listening) == 1
+        await storage.publish_to_channel("orders", "{}")
+        await next_hint(hints, "workflow_channel_message")
+
+
+@pytest.mark.databases("postgres")
+async def test_who_cannot_listen_is_told_so_once_and_hears_at_least_itself(
+    harness: Harness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("romancy.storage.notifications.postgres._FIRST_PAUSE_SEC", 0.001)
+    deaf = await harness.open(listen_url="postgresql://127.0.0.1:1/nowhere")
+    elsewhere = await harness.open()
+    async with deaf.listen() as hints, elsewhere.listen() as others:
+        await deaf.publish_to_channel("orders", "{}")
+        await next_hint(hints, "workflow_channel_message")
+        await next_hint(others, "workflow_channel_message")
+        await asyncio.sleep(0.1)
+
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "cannot listen for notifications yet" in caplog.text

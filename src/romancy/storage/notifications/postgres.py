@@ -34,9 +34,11 @@ _NOTIFY = "SELECT pg_notify(topic, payload) FROM unnest($1::text[], $2::text[]) 
 class PostgresWakeups(Wakeups):
     """Hears and tells all processes on a PostgreSQL database."""
 
-    def __init__(self, runner: PostgresRunner) -> None:
+    def __init__(self, runner: PostgresRunner, direct: PostgresRunner | None = None) -> None:
         super().__init__(runner)
         self._postgres = runner
+        self._direct = direct or runner
+        """Who connects us to the server itself: a pooler swallows notifications."""
         self._ear: asyncpg.Connection[Any] | None = None
         self._speaking = asyncio.Lock()
         self._broken = asyncio.Event()
@@ -61,7 +63,7 @@ class PostgresWakeups(Wakeups):
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
     async def _listen(self) -> None:
-        connection = await self._postgres.connect_raw()
+        connection = await self._direct.connect_raw()
         self._speaking, self._broken = asyncio.Lock(), asyncio.Event()
         try:
             connection.add_termination_listener(self._on_termination)

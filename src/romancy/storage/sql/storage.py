@@ -154,6 +154,7 @@ class PostgresStorage(SQLStorage):
         pool_size: int = 10,
         transaction_deadline_sec: float = 30.0,
         prepared_statements: bool = True,
+        listen_url: str | None = None,
     ) -> None:
         url = _expect("postgres", conn_str)
         from .runners.postgres import PostgresRunner  # asyncpg is an extra
@@ -164,8 +165,10 @@ class PostgresStorage(SQLStorage):
             transaction_deadline_sec=transaction_deadline_sec,
             prepared_statements=prepared_statements,
         )
+        # Past a pooler, which would swallow notifications.
+        direct = None if listen_url is None else PostgresRunner(_expect("postgres", listen_url))
         super().__init__(
-            runner, framework=framework, max_payload_bytes=max_payload_bytes, wakeups=PostgresWakeups(runner)
+            runner, framework=framework, max_payload_bytes=max_payload_bytes, wakeups=PostgresWakeups(runner, direct)
         )
 
 
