@@ -218,7 +218,7 @@ NAMELESS = {
     *("find_resumable_workflows", "find_expired_timers", "find_deliverable_subscriptions"),
     *("find_expired_channel_subscriptions", "cleanup_stale_locks", "refresh_locks", "delete_finished_instances"),
     *("cleanup_old_outbox_events", "cleanup_old_channel_messages", "cleanup_expired_system_locks"),
-    *("delete_channel_message", "cleanup_seen_events"),
+    *("delete_channel_message", "cleanup_seen_events", "look_for_work"),
 }
 """Operations whose arguments name nothing, or only narrow a search."""
 
