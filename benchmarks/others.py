@@ -7,6 +7,7 @@ its turn the process is stopped, so that its polling disturbs nobody.
 from __future__ import annotations
 
 import asyncio
+import math
 import shutil
 import signal
 import subprocess
@@ -80,15 +81,16 @@ async def measure(places: Sequence[Place], size: Size, report: Report) -> None:
 async def _compare(place: Place, running: Sequence[tuple[Peer, Process]], size: Size, report: Report) -> None:
     async with place.database() as database, App(database.url, workflows=[five_steps]) as app:
         await define_bare(app.storage)
+        ours_and_hand = _at_least_all(size.workflows)
         by_hand = HandWritten(place.name, database.url, CONNECTIONS)
         await by_hand.connect()
         try:
             ours, hand, *theirs = await take_turns(
-                max(1, size.rounds // 3),
+                min(5, size.rounds),
                 [
-                    Contender(lambda workflows: run_workflows(app, workflows, AT_ONCE), size.workflows),
-                    Contender(by_hand.run, size.workflows),
-                    *(Contender(process.run, max(2, int(size.workflows * peer.share))) for peer, process in running),
+                    Contender(lambda workflows: run_workflows(app, workflows, AT_ONCE), ours_and_hand),
+                    Contender(by_hand.run, ours_and_hand),
+                    *(Contender(process.run, _at_least_all(size.workflows * peer.share)) for peer, process in running),
                 ],
             )
         finally:
@@ -102,7 +104,10 @@ async def _compare(place: Place, running: Sequence[tuple[Peer, Process]], size: 
             ours=per_second(ours),
         )
     )
-    for (peer, _), seconds in zip(running, theirs, strict=True):
+    for (peer, process), seconds in zip(running, theirs, strict=True):
+        if process.failure is not None:
+            report.note(f"{peer.title} on {place.title} has failed: {process.failure}")
+            continue
         report.add(
             Result(
                 peer.title,
@@ -115,6 +120,11 @@ async def _compare(place: Place, running: Sequence[tuple[Peer, Process]], size: 
         )
 
 
+def _at_least_all(workflows: float) -> int:
+    """Fewer workflows than are to run at once would measure something else."""
+    return max(AT_ONCE, int(workflows))
+
+
 class PeerError(Exception):
     """A peer's process did not do what it was asked for."""
 
@@ -125,13 +135,22 @@ class Process:
     def __init__(self, process: asyncio.subprocess.Process, log: Callable[[], str]) -> None:
         self._process = process
         self._log = log
+        self.failure: str | None = None
+        """Why it has given up; the others go on without it."""
 
     async def run(self, workflows: int) -> float:
         """Have it run so many workflows; the seconds that it took."""
+        if self.failure is not None:
+            return math.inf
         self._process.send_signal(signal.SIGCONT)
         assert self._process.stdin is not None
         self._process.stdin.write(f"{workflows} {AT_ONCE}\n".encode())
-        seconds = float(await self.answer())
+        try:
+            seconds = float(await self.answer())
+        except (PeerError, TimeoutError) as error:
+            self.failure = str(error) or "no answer in time"
+            await self.end()
+            return math.inf
         self._process.send_signal(signal.SIGSTOP)
         return seconds
 
@@ -176,7 +195,8 @@ async def _started(peer: Peer, place: Place) -> AsyncIterator[Process]:
 
 def _last_line(log: TextIO) -> str:
     log.seek(0)
-    return (log.read().strip().splitlines() or ["without a word"])[-1]
+    lines = [line for line in log.read().splitlines() if "Error" in line]
+    return lines[-1][:200] if lines else "without a word"
 
 
 def environment(peer: Peer) -> Path:

@@ -20,8 +20,8 @@ async def steps(ctx: WorkflowContext, number: int) -> int:
     return number
 
 
-async def one() -> None:
-    await steps.start(number=1)  # returns when the workflow has finished
+async def one() -> str:
+    return await steps.start(number=1)  # returns when the workflow has finished
 
 
 async def main() -> None:
@@ -30,7 +30,8 @@ async def main() -> None:
     logging.disable(logging.WARNING)
     app = EddaApp(service_name="bench", db_url=url)
     await app.initialize()
-    await one()  # its definition: the first of several at once would fail
+    first = await one()  # its definition: the first of several at once would fail
+    assert (await app.storage.get_instance(first))["status"] == "completed"
     try:
         await serve(lambda workflows, at_once: closed_loop(one, workflows, at_once), answers)
     finally:
