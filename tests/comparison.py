@@ -58,6 +58,7 @@ TABLES = {
                CASE WHEN status <> 'published' THEN lease_owner END AS lease_owner, lease_until, next_attempt_at
           FROM outbox_events ORDER BY event_id""",
     "states": "SELECT instance_id, state FROM romancy_states ORDER BY instance_id",
+    "setbacks": "SELECT instance_id, takeovers, refused_by FROM romancy_setbacks ORDER BY instance_id",
     "seen_events": "SELECT event_key, seen_at FROM romancy_seen_events ORDER BY event_key",
     "system_locks": "SELECT lock_name, locked_by, locked_at, lock_expires_at FROM system_locks ORDER BY lock_name",
 }

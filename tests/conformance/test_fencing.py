@@ -68,6 +68,8 @@ WRITES: dict[str, Write] = {
         CompensationEntry(lock.instance_id, "charge:1", "refund"), lock=lock
     ),
     "set_instance_state": lambda s, lock: s.set_instance_state(lock.instance_id, '"late"', lock=lock),
+    "count_takeover": lambda s, lock: s.count_takeover(lock.instance_id, lock=lock),
+    "note_refusal": lambda s, lock: s.note_refusal(lock.instance_id, "code", lock=lock),
     "archive_history": lambda s, lock: s.archive_history(lock.instance_id, lock=lock),
 }
 """Everything that takes ``lock=``, but for `release_lock`, which is a no-op for whoever does not hold it."""

@@ -17,6 +17,7 @@ from romancy.storage import (
     InstanceWait,
     InvalidKeyError,
     ListInstancesOptions,
+    Lock,
     LockLostError,
     OutboxEvent,
     SQLStorage,
@@ -82,6 +83,8 @@ async def recur(storage: SQLStorage, instance_id: str) -> object:
     finally:
         await storage.release_lock("given", "worker-1", lock=lock)
 
+
+SOMEBODYS = Lock("given", 1, "worker-1", datetime(2026, 1, 1, tzinfo=UTC), WorkflowStatus.RUNNING)
 
 USES: dict[str, Use] = {
     "create_instance instance_id": lambda s, k: s.create_instance(instance(instance_id=k)),
@@ -201,6 +204,11 @@ USES: dict[str, Use] = {
     "leave_all_groups": lambda s, k: s.leave_all_groups(k),
     "set_instance_state": lambda s, k: s.set_instance_state(k, "{}"),
     "get_instance_state": lambda s, k: s.get_instance_state(k),
+    "count_takeover": lambda s, k: s.count_takeover(k, lock=SOMEBODYS),
+    "note_refusal instance_id": lambda s, k: s.note_refusal(k, "code", lock=SOMEBODYS),
+    "note_refusal code": lambda s, k: s.note_refusal("given", k, lock=SOMEBODYS),
+    "unpark_refused workflow_name": lambda s, k: s.unpark_refused(k, "code"),
+    "unpark_refused code": lambda s, k: s.unpark_refused("order", k),
     "try_acquire_system_lock lock_name": lambda s, k: s.try_acquire_system_lock(k, "worker-1", 30),
     "try_acquire_system_lock worker_id": lambda s, k: s.try_acquire_system_lock("leader", k, 30),
     "release_system_lock lock_name": lambda s, k: s.release_system_lock(k, "worker-1"),

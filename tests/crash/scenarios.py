@@ -148,6 +148,15 @@ async def parked(harness: Harness, storage: SQLStorage) -> None:
     await storage.park("order", "why")
 
 
+async def refused(harness: Harness, storage: SQLStorage) -> None:
+    """Two instances were parked because some code did not fit their histories."""
+    for name in ("order", "invoice"):
+        lock = await storage.create_instance(WorkflowInstance(name, "order", locked_by="worker"), lock_timeout_sec=HOUR)
+        assert lock is not None
+        await storage.note_refusal(name, "old code", lock=lock)
+        await storage.park(name, "why", lock=lock)
+
+
 async def outgoing(harness: Harness, storage: SQLStorage) -> None:
     """Two events wait to go out."""
     for name in ("e-1", "e-2"):
@@ -340,6 +349,9 @@ SCENARIOS: dict[str, Scenario] = {
     "leave_all_groups": Scenario(running, lambda s: s.leave_all_groups("order")),
     "set_instance_state": Scenario(running, lambda s: s.set_instance_state("order", '"packed"', **STEP)),
     "set_instance_state again": Scenario(showing, lambda s: s.set_instance_state("order", '"packed"', **STEP)),
+    "count_takeover": Scenario(running, lambda s: s.count_takeover("order", lock=LOCK)),
+    "note_refusal": Scenario(running, lambda s: s.note_refusal("order", "code", lock=LOCK)),
+    "unpark_refused": Scenario(refused, lambda s: s.unpark_refused("order", "new code")),
     "try_acquire_system_lock": Scenario(nothing, lambda s: s.try_acquire_system_lock("leader", "w", HOUR)),
     "release_system_lock": Scenario(led, lambda s: s.release_system_lock("leader", "w")),
     "cleanup_expired_system_locks": Scenario(led, lambda s: s.cleanup_expired_system_locks()),

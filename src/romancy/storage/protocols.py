@@ -1,6 +1,6 @@
 """The storage contract: what an engine may ask of a database, and what it is promised.
 
-`Storage` is the twelve managers below. These laws hold for every operation, on SQLite, PostgreSQL, MariaDB and MySQL:
+`Storage` is the thirteen managers below. These laws hold for every operation, on SQLite, PostgreSQL, MariaDB and MySQL:
 
 1. An operation is one transaction: a crash leaves all of it or nothing.
 2. Every stored "now" and every comparison is the database's clock, in UTC.
@@ -195,7 +195,7 @@ class InstanceManager(Protocol):
         """Set an unfinished instance aside, lock released: no poll returns it before `until` (None: before unpark)."""
 
     async def unpark(self, instance_id: str) -> bool:
-        """Let polls see the instance again; whether it was parked."""
+        """Let polls see the instance again, its setbacks forgotten; whether it was parked."""
 
     async def recur_instance(self, instance_id: str, input_data: str, *, lock: Lock) -> None:
         """Start the instance over with new input: history archived, waits and compensations gone, the lock kept."""
@@ -504,6 +504,21 @@ class StateManager(Protocol):
         """What the instance has shown last, also when it has finished; None when it has shown nothing."""
 
 
+class SetbackManager(Protocol):
+    """What keeps an instance from going on, although nothing is wrong with the database."""
+
+    async def count_takeover(self, instance_id: str, *, lock: Lock) -> int:
+        """Count that our lock was taken over from a worker that vanished; how often in a row, without a new step."""
+
+    async def note_refusal(self, instance_id: str, code: str, *, lock: Lock) -> None:
+        """Note which code (a hash) does not fit the instance's history; to be parked next."""
+
+    async def unpark_refused(
+        self, workflow_name: str, code: str, limit: int = 100, *, owner_service: str | None = None
+    ) -> list[str]:
+        """Unpark up to `limit` instances that other code than this has refused; their ids."""
+
+
 class SystemLockManager(Protocol):
     """Locks for background work that only one process should do."""
 
@@ -542,6 +557,7 @@ class Storage(
     ChannelManager,
     GroupManager,
     StateManager,
+    SetbackManager,
     SystemLockManager,
     HistoryArchiveManager,
     Protocol,

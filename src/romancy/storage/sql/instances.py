@@ -126,6 +126,8 @@ class Instances(Listing):
            SET parked_until = NULL, parked_reason = NULL, runnable_since = {now}, updated_at = {now}
          WHERE instance_id = :instance_id AND parked_until IS NOT NULL""")
 
+    _forget_setbacks = sql("DELETE FROM romancy_setbacks WHERE instance_id = :instance_id")
+
     _old = sql("""
         SELECT i.instance_id FROM workflow_instances i
          WHERE i.framework = :framework AND i.finished_at IS NOT NULL AND i.finished_at < {seconds_ago:seconds}
@@ -305,6 +307,7 @@ class Instances(Listing):
     async def unpark(self, instance_id: str) -> bool:
         unparked = await self._unpark.run(instance_id=check_key("instance_id", instance_id))
         if unparked:
+            await self._forget_setbacks.run(instance_id=instance_id)
             await resumable_hint(instance_id, await self._workflow_name.value(instance_id=instance_id))
         return bool(unparked)
 

@@ -24,6 +24,7 @@ from .outbox import Outbox, new_relayer_id
 from .runners.runner import BaseRunner
 from .runners.sqlite import MEMORY, SQLiteRunner
 from .seen_events import SeenEvents
+from .setbacks import Setbacks
 from .states import States
 from .suspending import Suspending
 from .system_locks import SystemLocks
@@ -34,7 +35,9 @@ FRAMEWORK = "romancy-py"
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 
 
-class SQLStorage(Suspending, Looking, SeenEvents, History, Outbox, Compensations, Groups, States, SystemLocks):
+class SQLStorage(
+    Suspending, Looking, Setbacks, SeenEvents, History, Outbox, Compensations, Groups, States, SystemLocks
+):
     """Durable workflow state in an SQL database; implements `Storage`."""
 
     def __init__(

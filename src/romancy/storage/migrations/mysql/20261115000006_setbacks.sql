@@ -1,0 +1,16 @@
+-- Workers that vanished while they ran an instance, and code that does not fit an instance's history.
+-- migrate:up
+
+-- How often in a row a worker vanished without a new step: `progress` is where the instance stood the last time.
+CREATE TABLE romancy_setbacks (
+    instance_id VARCHAR(255) NOT NULL PRIMARY KEY,
+    takeovers INT NOT NULL,
+    progress VARCHAR(50) NOT NULL,
+    refused_by VARCHAR(64),
+    INDEX romancy_setbacks_refused (refused_by), -- unpark_refused
+    FOREIGN KEY (instance_id) REFERENCES workflow_instances (instance_id) ON DELETE CASCADE
+) ENGINE=InnoDB COLLATE={collation};
+
+-- migrate:down
+
+DROP TABLE IF EXISTS romancy_setbacks;

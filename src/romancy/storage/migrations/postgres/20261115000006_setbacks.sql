@@ -1,0 +1,17 @@
+-- Workers that vanished while they ran an instance, and code that does not fit an instance's history.
+-- migrate:up
+
+-- How often in a row a worker vanished without a new step: `progress` is where the instance stood the last time.
+CREATE TABLE romancy_setbacks (
+    instance_id VARCHAR(255) COLLATE {collation} NOT NULL PRIMARY KEY,
+    takeovers INTEGER NOT NULL,
+    progress VARCHAR(50) NOT NULL,
+    refused_by VARCHAR(64) COLLATE {collation},
+    FOREIGN KEY (instance_id) REFERENCES workflow_instances (instance_id) ON DELETE CASCADE
+);
+
+CREATE INDEX romancy_setbacks_refused ON romancy_setbacks (refused_by) WHERE refused_by IS NOT NULL; -- unpark_refused
+
+-- migrate:down
+
+DROP TABLE romancy_setbacks;
