@@ -203,19 +203,18 @@ class App:
 
     async def _create(self, instance: WorkflowInstance) -> None:
         worker = self.worker
-        adopted = worker is not None and worker.has_room and instance.workflow_name in self.workflows
+        name = instance.workflow_name
+        adopted = worker is not None and name in self.workflows and worker.has_room(name)
         if adopted and worker is not None and not self.storage.in_transaction():
             born = msgspec.structs.replace(instance, locked_by=worker.id, started_at=worker.clock.now())
-            worker.executor.reserved += 1
-            try:
-                lock = await self.storage.create_instance(born, lock_timeout_sec=self._settings.lock_timeout_sec)
-            except InstanceExistsError:
-                await self._check_same(instance)
-                return
-            finally:
-                worker.executor.reserved -= 1
-            assert lock is not None, "born locked"
-            worker.adopt(born, lock)
+            with worker.executor.reserve(1, name):
+                try:
+                    lock = await self.storage.create_instance(born, lock_timeout_sec=self._settings.lock_timeout_sec)
+                except InstanceExistsError:
+                    await self._check_same(instance)
+                    return
+                assert lock is not None, "born locked"
+                worker.adopt(born, lock)
             return
         try:
             await self.storage.create_instance(instance)

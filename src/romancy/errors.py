@@ -10,6 +10,7 @@
     ├── TerminalError                    raise it in an activity: do not try again
     ├── ActivityError                    an activity failed with an error whose type is not at hand
     ├── NonDeterminismError              the code does not do what its history says
+    ├── WorkerVanishedError              workers keep dying while they run the instance
     ├── WorkflowFailedError              the awaited workflow failed
     ├── WorkflowCancelledError           the awaited workflow was cancelled
     └── ReceiveTimeoutError (TimeoutError)   no message in time
@@ -63,6 +64,10 @@ class ActivityError(RomancyError):
 
 class NonDeterminismError(RomancyError):
     """The workflow's code asks for another step than its history has recorded."""
+
+
+class WorkerVanishedError(RomancyError):
+    """Workers keep dying while they run the instance, without a new step of it; why it is parked, never raised."""
 
 
 class WorkflowFailedError(RomancyError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Coroutine
+from functools import cached_property
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, overload
 
 from .activity import check_name
@@ -19,13 +20,23 @@ T = TypeVar("T")
 class Workflow(Generic[P, T]):
     """A workflow's definition."""
 
-    def __init__(self, function: Callable[P, Coroutine[Any, Any, T]], *, name: str | None = None) -> None:
+    def __init__(
+        self,
+        function: Callable[P, Coroutine[Any, Any, T]],
+        *,
+        name: str | None = None,
+        max_concurrent: int | None = None,
+    ) -> None:
         if not inspect.iscoroutinefunction(function):
             raise TypeError(f"a workflow must be an async function: {function!r}")
+        if max_concurrent is not None and max_concurrent < 1:
+            raise ValueError(f"max_concurrent must be at least 1, not {max_concurrent}")
         self.fn = function
         self.name = check_name(name or function.__name__)
         self.signature = Signature(function, self.name)
         self.source_hash = _source_hash(function)
+        self.max_concurrent = max_concurrent
+        """How many instances run at once in one worker; those that wait do not count."""
         self.__doc__ = function.__doc__
         self.__name__ = self.name
 
@@ -34,6 +45,16 @@ class Workflow(Generic[P, T]):
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self.fn(*args, **kwargs)
+
+    @cached_property
+    def code_hash(self) -> str:
+        """Which version of the code this is, helpers and activities in the same module included."""
+        module = inspect.getmodule(self.fn)
+        try:
+            surroundings = "" if module is None else inspect.getsource(module)
+        except (OSError, TypeError):  # typed into an interpreter
+            surroundings = ""
+        return hashlib.sha256(f"{self.source_hash}{surroundings}".encode()).hexdigest()
 
     def body(self, input_json: str) -> Callable[[], Coroutine[Any, Any, T]]:
         """The function, ready to be called with stored arguments."""
@@ -44,9 +65,11 @@ class Workflow(Generic[P, T]):
 @overload
 def workflow(function: Callable[P, Coroutine[Any, Any, T]], /) -> Workflow[P, T]: ...
 @overload
-def workflow(*, name: str | None = None) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Workflow[P, T]]: ...
+def workflow(
+    *, name: str | None = None, max_concurrent: int | None = None
+) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Workflow[P, T]]: ...
 def workflow(function: Any = None, /, **options: Any) -> Any:
-    """Make an async function a workflow."""
+    """Make an async function a workflow; at most `max_concurrent` of its instances run at once in a worker."""
     if function is not None:
         return Workflow(function, **options)
     return lambda decorated: Workflow(decorated, **options)

@@ -159,7 +159,7 @@ async def test_a_failed_workflow_is_told_with_its_compensations(make_app: MakeAp
     ]
     kinds = [event.kind for _, event in diary.told if isinstance(event, StepEvent)]
     assert kinds == ["activity", "activity", "compensation", "compensation"]
-    assert diary.lines[-1] == ("workflow_finished", "failed")
+    assert diary.lines[-1] == ("workflow_finished", "failed", "ValueError")
 
 
 async def test_each_round_is_told(make_app: MakeApp) -> None:

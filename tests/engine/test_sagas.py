@@ -242,8 +242,11 @@ async def cancelled_before(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["sleeping", "failing", "starting over", "returning"])
-async def test_a_cancelled_workflow_neither_sleeps_nor_ends_over_it(make_app: MakeApp, what: str) -> None:
+async def test_a_cancelled_workflow_neither_sleeps_nor_ends_over_it(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     app = await make_app(cancelled_before, settings=DEAF)
+    monkeypatch.setattr(app.worker._heart, "wake", lambda: None)
     handle = await app.start(cancelled_before, what)
 
     async def began() -> bool:

@@ -76,6 +76,52 @@ async def test_no_more_instances_run_at_once_than_allowed(make_app: MakeApp) -> 
     assert most <= 3
 
 
+@workflow(max_concurrent=2)
+async def greedy(seconds: float) -> None:
+    await busy(seconds)
+
+
+@workflow(max_concurrent=1)
+async def modest() -> str:
+    return "modest"
+
+
+@pytest.mark.parametrize("by_client", [False, True])
+async def test_no_more_instances_of_a_workflow_run_at_once_than_it_allows(
+    harness: Harness, make_app: MakeApp, by_client: bool
+) -> None:
+    global most
+    most = 0
+    app = await make_app(greedy)
+    client = await make_app(worker=False) if by_client else app
+    handles = [await client.start(greedy, 0.05) for _ in range(8)]
+    for handle in handles:
+        await handle.result(20)
+    assert most == 2
+
+
+async def test_a_workflow_at_its_limit_does_not_delay_others(make_app: MakeApp) -> None:
+    app = await make_app(greedy, quick, modest)
+    for _ in range(150):  # more than are claimed at once, and all of them before the others
+        await app.start(greedy, 30.0)
+    async with asyncio.timeout(10):
+        assert await (await app.start(quick)).result() == "quick"
+        assert await (await app.start(modest)).result() == "modest"
+
+
+async def test_a_backlog_without_limit_leaves_room_for_a_workflow_with_one(make_app: MakeApp) -> None:
+    app = await make_app(occupied, modest, settings=msgspec.structs.replace(QUICK, concurrency=1))
+    for _ in range(50):
+        await app.start(occupied, 0.3)
+    async with asyncio.timeout(8):
+        assert await (await app.start(modest)).result() == "modest"
+
+
+def test_a_limit_is_at_least_one() -> None:
+    with pytest.raises(ValueError, match="max_concurrent"):
+        workflow(max_concurrent=0)(occupied.fn)
+
+
 async def test_a_slow_workflow_does_not_delay_others(make_app: MakeApp) -> None:
     app = await make_app(occupied, quick)
     await app.start(occupied, 30.0)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
+
+import msgspec
 
 from ..compensation import Compensator
 from ..engine.clock import DatabaseClock
 from ..engine.run import INFRASTRUCTURE, Ending, Run
-from ..errors import NonDeterminismError
+from ..errors import NonDeterminismError, WorkerVanishedError
 from ..hooks import NOBODY
 from ..logs import about, log
 from ..storage import (
@@ -22,12 +26,13 @@ from ..storage import (
     WorkflowStatus,
 )
 from ..workflow import Workflow
+from .settings import Settings
 
 _TRIES_BEFORE_PARKING = 5
 _LONGEST_BACKOFF_SEC = 300.0
 _LONGEST_TROUBLE_SEC = 5.0
-_RETRY_CODE_SEC = 30.0
-"""How often to look whether the code fits the history of a parked instance again."""
+_INNOCENT_TAKEOVERS = 2
+"""So often a worker may die with an instance before that is taken for a sign."""
 
 
 class Execution:
@@ -62,7 +67,7 @@ class Executor:
         worker_id: str,
         clock: DatabaseClock,
         *,
-        warm: int,
+        settings: Settings,
         on_idle: Callable[[], None],
         on_due: Callable[[datetime], None],
     ) -> None:
@@ -71,7 +76,7 @@ class Executor:
         self._workflows = workflows
         self._worker_id = worker_id
         self._clock = clock
-        self._warm_limit = warm
+        self._settings = settings
         self._warm: OrderedDict[str, Run] = OrderedDict()
         self._on_idle = on_idle
         self._on_due = on_due
@@ -80,13 +85,29 @@ class Executor:
         """How often in a row an instance could not be run."""
         self._troubles: dict[str, int] = {}
         """How often in a row the infrastructure kept an instance from going on."""
-        self.reserved = 0
-        """Places kept for instances that are just being created."""
+        self._reserved: Counter[str] = Counter()
+        """Places kept, by workflow, for instances that are just being created or claimed."""
+        self._stopping = False
 
-    @property
-    def busy(self) -> int:
-        """How many instances are running."""
-        return len(self._executions) + self.reserved
+    def room_for(self, name: str) -> int:
+        """How many more instances of a workflow may run now."""
+        if self._stopping:
+            return 0
+        room = self._settings.concurrency - len(self._executions) - self._reserved.total()
+        limit = self._workflows[name].max_concurrent
+        if limit is None:
+            return room
+        running = sum(execution.instance.workflow_name == name for execution in self._executions.values())
+        return min(room, limit - running - self._reserved[name])
+
+    @contextmanager
+    def reserve(self, places: int, name: str) -> Iterator[None]:
+        """Keep places for instances of a workflow, so that nobody else takes them meanwhile."""
+        self._reserved[name] += places
+        try:
+            yield
+        finally:
+            self._reserved[name] -= places
 
     @property
     def locks(self) -> list[Lock]:
@@ -130,6 +151,8 @@ class Executor:
         instance_id = execution.instance_id
         self._watch(execution, resumed=execution.lock.token > 1)
         try:
+            if await self._backs_off(execution):
+                return
             await self._until_it_rests(execution)
             self._tries.pop(instance_id, None)
             self._troubles.pop(instance_id, None)
@@ -138,7 +161,7 @@ class Executor:
             execution.watched.suspended("lock lost")
         except NonDeterminismError as error:
             log.error("instance %s is parked: %s", instance_id, error, extra=about(instance_id))
-            await self._quietly(self._set_aside(execution, error, _RETRY_CODE_SEC))
+            await self._quietly(self._refuse(execution, error))
         except INFRASTRUCTURE as error:
             # The infrastructure's trouble, never the workflow's: somebody goes on when it is over.
             log.warning("instance %s is given back: %s", instance_id, error, extra=about(instance_id))
@@ -156,6 +179,29 @@ class Executor:
         execution.watched = self.observers.workflow(
             execution.instance_id, execution.instance.workflow_name, resumed=resumed
         )
+
+    async def _backs_off(self, execution: Execution) -> bool:
+        """Whether an instance was set aside because workers keep dying with it, one after the other."""
+        holder = execution.instance.locked_by
+        if holder is None or holder == self._worker_id:
+            return False
+        takeovers = await self._storage.count_takeover(execution.instance_id, lock=execution.lock)
+        if takeovers <= _INNOCENT_TAKEOVERS:
+            return False
+        error = WorkerVanishedError(f"{takeovers} workers in a row vanished while they ran it, without a new step")
+        pause = None
+        if takeovers < self._settings.takeovers:
+            # At random, because others may only have been there when it happened: each soon runs without the culprit.
+            pause = min(2.0 ** (takeovers - _INNOCENT_TAKEOVERS), _LONGEST_BACKOFF_SEC) * random.uniform(0.2, 1.0)
+        log.error("instance %s is parked: %s", execution.instance_id, error, extra=about(execution.instance_id))
+        await self._set_aside(execution, error, pause)
+        return True
+
+    async def _refuse(self, execution: Execution, error: NonDeterminismError) -> None:
+        """Park an instance until there is other code."""
+        code = self._workflows[execution.instance.workflow_name].code_hash
+        await self._storage.note_refusal(execution.instance_id, code, lock=execution.lock)
+        await self._set_aside(execution, error, None)
 
     async def _give_back_later(self, execution: Execution) -> None:
         """Give an instance back; if that happens again and again, not at once, so that nobody runs in circles."""
@@ -204,11 +250,15 @@ class Executor:
             workflow_name=execution.instance.workflow_name,
             observers=self.observers,
         )
+        warm = self._warm.pop(execution.instance_id, None)
+        if warm is not None:
+            warm.tear_down()
         status = await compensator.run()
         if status is None:
             execution.watched.parked("a compensation keeps failing")
         else:
-            execution.watched.finished(status)
+            failed = status is WorkflowStatus.FAILED
+            execution.watched.finished(status, _error_type(execution.instance) if failed else None)
 
     async def _advance(self, execution: Execution) -> Ending:
         """Run the body as far as it gets, from memory if that is still true."""
@@ -233,7 +283,7 @@ class Executor:
         if due is not None:
             self._on_due(due)
         self._warm[run.instance_id] = run
-        while len(self._warm) > self._warm_limit:
+        while len(self._warm) > self._settings.warm:
             _, oldest = self._warm.popitem(last=False)
             oldest.tear_down()
 
@@ -270,6 +320,7 @@ class Executor:
 
     async def stop(self, drain_sec: float) -> None:
         """Let running instances come to rest for a while, then hand back what still runs."""
+        self._stopping = True
         if self.tasks and drain_sec > 0:
             await asyncio.wait(self.tasks, timeout=drain_sec)
         tasks = self.tasks
@@ -280,3 +331,12 @@ class Executor:
         for run in self._warm.values():
             run.tear_down()
         self._warm.clear()
+
+
+class _Failed(msgspec.Struct, frozen=True):
+    error_type: str | None = None
+
+
+def _error_type(instance: WorkflowInstance) -> str | None:
+    """With which type of error the body of a failed instance ended."""
+    return msgspec.json.decode(instance.output_data or "{}", type=_Failed).error_type

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import random
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from heapq import heappop, heappush
@@ -121,7 +122,7 @@ class Resumer(Service):
         storage: SQLStorage,
         executor: Executor,
         worker_id: str,
-        names: Sequence[str],
+        shares: Sequence[Sequence[str]],
         owner: str | None,
         settings: Settings,
     ) -> None:
@@ -129,11 +130,12 @@ class Resumer(Service):
         self._storage = storage
         self._executor = executor
         self._worker_id = worker_id
-        self._names = names
+        self._shares = deque(shares)
+        """Names that are claimed together: those with a limit of their own alone, all others at once."""
         self._owner = owner
         self._settings = settings
         self._lacked_room = False
-        self._backlog = False
+        self._backlogs: set[str] = set()
 
     def room_made(self) -> None:
         """An instance has come to rest: look again if there may be one that had no room."""
@@ -141,27 +143,34 @@ class Resumer(Service):
             self.wake()
 
     async def look(self) -> bool:
-        room = self._settings.concurrency - self._executor.busy
-        self._lacked_room = room <= 0
-        if self._lacked_room or not self._names:
+        self._shares.rotate(1)  # each comes first in its turn: none takes all the room for ever
+        self._lacked_room = False
+        return any([await self._claim(names) for names in self._shares])
+
+    async def _claim(self, names: Sequence[str]) -> bool:
+        """Start what can be run of these workflows; True if there may be more."""
+        share = names[0]
+        room = self._executor.room_for(share)
+        if room <= 0:
+            self._lacked_room = True
             return False
         # Without a backlog, half of the room is left to instances that are started meanwhile: they need no claim.
-        wanted = min(room if self._backlog else (room + 1) // 2, _BATCH)
-        self._executor.reserved += wanted  # so that an instance started meanwhile does not take the same place
-        try:
+        wanted = min(room if share in self._backlogs else (room + 1) // 2, _BATCH)
+        with self._executor.reserve(wanted, share):
             claims = await self._storage.claim_resumable_workflows(
                 self._worker_id,
                 self._settings.lock_timeout_sec,
                 wanted,
-                workflow_names=self._names,
+                workflow_names=names,
                 owner_service=self._owner,
             )
-        finally:
-            self._executor.reserved -= wanted
         for instance, lock in claims:
             self._executor.start(instance, lock)
-        self._backlog = len(claims) == wanted
-        return self._backlog
+        if len(claims) < wanted:
+            self._backlogs.discard(share)
+            return False
+        self._backlogs.add(share)
+        return True
 
 
 class Heart(Service):

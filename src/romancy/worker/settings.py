@@ -17,6 +17,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_sec: float = 1.5
     poll_sec: float = 1.0
     """How often to look without having been told."""
+    takeovers: int = 10
+    """After how many workers in a row that died with an instance, without a new step of it, the instance is parked."""
     warm: int = 1000
     """How many suspended instances stay in memory, so that they need no replay."""
     drain_sec: float = 5.0

@@ -17,6 +17,7 @@ from ..storage.notifications import told
 from ..storage.sql.operation import Hint
 from ..workflow import Workflow
 from .executor import Executor
+from .reviewer import Reviewer
 from .services import Courier, Heart, Lookout, Resumer, Service, Timekeeper
 from .settings import Retention, Settings
 from .sweeper import Sweeper
@@ -45,12 +46,13 @@ class Worker:
             workflows,
             self.id,
             self.clock,
-            warm=settings.warm,
+            settings=settings,
             on_idle=lambda: self._resumer.room_made(),
             on_due=lambda due: self._timekeeper.note(due),
         )
         self.executor.observers = observers
-        self._resumer = Resumer(storage, self.executor, self.id, names, owner, settings)
+        self._resumer = Resumer(storage, self.executor, self.id, shares(workflows), owner, settings)
+        self._reviewer = Reviewer(storage, workflows, owner)
         self._timekeeper = Timekeeper(storage, self.clock, self.id, names, owner)
         self._courier = Courier(storage, self.id, names, owner, settings)
         self._heart = Heart(storage, self.executor, settings)
@@ -59,10 +61,9 @@ class Worker:
         self.sweeper = None if retention is None else Sweeper(storage, self.id, retention)
         self._tasks: list[asyncio.Task[None]] = []
 
-    @property
-    def has_room(self) -> bool:
-        """Whether one more instance may run now."""
-        return self.executor.busy < self._settings.concurrency
+    def has_room(self, workflow_name: str) -> bool:
+        """Whether one more instance of the workflow may run now."""
+        return self.executor.room_for(workflow_name) > 0
 
     def adopt(self, instance: WorkflowInstance, lock: Lock) -> None:
         """Run an instance that was born with our lock."""
@@ -71,7 +72,14 @@ class Worker:
     async def start(self) -> None:
         """Start the services."""
         await self.clock.read()
-        services: list[Service] = [self._lookout, self._resumer, self._timekeeper, self._courier, self._heart]
+        services: list[Service] = [
+            self._lookout,
+            self._resumer,
+            self._reviewer,
+            self._timekeeper,
+            self._courier,
+            self._heart,
+        ]
         if self.sweeper is not None:
             services.append(self.sweeper)
         self._tasks = [asyncio.create_task(service.run(), name=type(service).__name__) for service in services]
@@ -120,3 +128,10 @@ class Worker:
             task.cancel()
         if heart:
             await asyncio.wait(heart)
+
+
+def shares(workflows: Mapping[str, Workflow[Any, Any]]) -> list[list[str]]:
+    """Names to be claimed together: those with a limit of their own alone, all others at once."""
+    limited = sorted(name for name, workflow in workflows.items() if workflow.max_concurrent is not None)
+    others = sorted(set(workflows) - set(limited))
+    return [[name] for name in limited] + ([others] if others else [])

@@ -1,0 +1,163 @@
+"""What no worker survives, or no code can run, is set aside where everybody sees it, and goes on when it can."""
+
+import asyncio
+import os
+import sys
+from typing import Any
+
+import msgspec
+import pytest
+
+from romancy import App, Workflow, activity, receive, subscribe, workflow
+from romancy.cli.main import main as romancy
+from romancy.storage import SQLStorage, WorkflowInstance
+from tests.engine.conftest import QUICK, MakeApp
+from tests.engine.poisonous import SETTINGS, deadly
+from tests.engine.test_messages import until, waits
+from tests.harness import Harness
+
+PARKS_AT_FIVE = msgspec.structs.replace(QUICK, takeovers=5)
+
+
+@activity
+async def prepare() -> None: ...
+
+
+@workflow
+async def harmless() -> str:
+    await prepare()
+    return "done"
+
+
+async def left_behind(storage: SQLStorage, *, takeovers: int) -> None:
+    """An instance that a worker has just vanished with, after so many others."""
+    await storage.create_instance(WorkflowInstance("victim", "harmless"))
+    for number in range(takeovers + 1):
+        lock = await storage.try_acquire_lock("victim", f"dead-{number}", 0.05)
+        assert lock is not None
+        if number:
+            await storage.count_takeover("victim", lock=lock)
+        await asyncio.sleep(0.06)
+
+
+async def is_parked(app: App, instance_id: str) -> None:
+    async def parked() -> bool:
+        return (await app.handle(instance_id).instance()).parked_until is not None
+
+    await until(parked)
+
+
+async def test_an_instance_that_workers_keep_dying_with_is_parked_for_good(
+    storage: SQLStorage, make_app: MakeApp
+) -> None:
+    await left_behind(storage, takeovers=4)
+    app = await make_app(harmless, settings=PARKS_AT_FIVE)
+    await is_parked(app, "victim")
+    instance = await app.handle("victim").instance()
+    assert "5 workers in a row vanished" in (instance.parked_reason or "")
+    assert (instance.parked_until or instance.started_at).year == 9999  # type: ignore[union-attr]
+    assert await app.handle("victim").history() == []
+
+    await storage.unpark("victim")
+    assert await app.handle("victim").result(10) == "done"
+
+
+async def test_before_that_it_backs_off_and_is_tried_again(storage: SQLStorage, make_app: MakeApp) -> None:
+    await left_behind(storage, takeovers=2)
+    app = await make_app(harmless, settings=PARKS_AT_FIVE)
+    await is_parked(app, "victim")
+    assert await app.handle("victim").result(10) == "done"
+
+
+async def test_the_first_workers_that_die_are_followed_at_once(storage: SQLStorage, make_app: MakeApp) -> None:
+    await left_behind(storage, takeovers=1)
+    app = await make_app(harmless, settings=PARKS_AT_FIVE)
+    assert await app.handle("victim").result(10) == "done"
+    assert await storage.conn().fetch_value("SELECT takeovers FROM romancy_setbacks") == 2
+
+
+@pytest.mark.databases("sqlite")
+async def test_a_workflow_that_kills_its_process_does_so_a_few_times_only(
+    harness: Harness, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with App(harness.url, worker=False) as client:
+        handle = await client.start(deadly, id="poison")
+        died = 0
+        while (await handle.instance()).parked_until is None or died < 3:
+            died += await run_until_it_dies(harness, handle)
+        assert died == 3
+        assert "vanished" in ((await handle.instance()).parked_reason or "")
+
+        await asyncio.to_thread(romancy, ["list", "--url", harness.url])
+        assert "(parked)" in capsys.readouterr().out
+        await asyncio.to_thread(romancy, ["unpark", "poison", "--url", harness.url])
+        async with App(harness.url, workflows=[deadly], settings=SETTINGS):
+            assert await handle.result(10) == "alive"
+
+
+async def run_until_it_dies(harness: Harness, handle: Any) -> bool:
+    """Run a worker; whether its workflow has killed it, or else was set aside."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.engine.poisonous", harness.url, env={**os.environ, "DEADLY": "1"}
+    )
+    try:
+        async with asyncio.timeout(30):
+            while process.returncode is None:
+                reason = (await handle.instance()).parked_reason or ""
+                if "3 workers" in reason:
+                    return False
+                await asyncio.sleep(0.02)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+    return process.returncode == 42
+
+
+# Code that does not fit.
+
+
+@activity
+async def old_step() -> None: ...
+
+
+@activity
+async def new_step() -> None: ...
+
+
+def first_version() -> Workflow[Any, str]:
+    @workflow(name="moving")
+    async def moving() -> str:
+        await old_step()
+        await subscribe("go")
+        await receive("go")
+        return "first"
+
+    return moving
+
+
+def second_version() -> Workflow[Any, str]:
+    @workflow(name="moving")
+    async def moving() -> str:
+        await new_step()
+        await subscribe("go")
+        await receive("go")
+        return "second"
+
+    return moving
+
+
+async def test_what_the_code_does_not_fit_rests_until_there_is_other_code(harness: Harness) -> None:
+    async with App(harness.url, workflows=[first_version()], settings=QUICK) as app:
+        await waits(await app.start(app.workflows["moving"], id="it"))
+    async with App(harness.url, workflows=[second_version()], settings=QUICK) as app:
+        await app.publish("go", None)
+        await is_parked(app, "it")
+        token = (await app.handle("it").instance()).lock_token
+    async with App(harness.url, workflows=[second_version()], settings=QUICK) as app:
+        await asyncio.sleep(0.5)
+        instance = await app.handle("it").instance()
+        assert "NonDeterminismError" in (instance.parked_reason or "")
+        assert (instance.parked_until.year if instance.parked_until else None, instance.lock_token) == (9999, token)
+    async with App(harness.url, workflows=[first_version()], settings=QUICK) as app:
+        assert await app.handle("it").result(10) == "first"
