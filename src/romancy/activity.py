@@ -19,7 +19,13 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 import msgspec
 
 from .compensation import compensation_args, compensator_name, find_compensator
-from .engine.ambient import CURRENT_ACTIVITY, CURRENT_RUN, ActivityContext, current_activity
+from .engine.ambient import (
+    CURRENT_ACTIVITY,
+    CURRENT_RUN,
+    ActivityContext,
+    current_activity,
+    is_being_cancelled,
+)
 from .engine.run import UNSTORABLE, Run
 from .engine.steps import Kind, Step
 from .errors import ActivityError, SerializationError
@@ -190,6 +196,10 @@ class Activity(Generic[P, T]):
             raise failed.error from None
         except (LockLostError, OutcomeUnknownError, TransientStorageError):
             raise
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            return Failure(ActivityError("CancelledError", str(error)))
         except Exception as error:
             return Failure(error)
         finally:

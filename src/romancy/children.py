@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -12,12 +11,13 @@ from .compensation import compensation_args, compensator_name
 from .engine.ambient import current_activity, current_run
 from .engine.calls import Record, call
 from .engine.steps import LONGEST_ID, Kind
-from .errors import WorkflowCancelledError, WorkflowFailedError
+from .errors import WorkflowCancelledError, WorkflowFailedError, WorkflowMismatchError
 from .serialization import StoredError, encode
 from .storage import (
     CompensationEntry,
     InstanceExistsError,
     InstanceWait,
+    SQLStorage,
     WorkflowInstance,
     WorkflowNotCancellableError,
     WorkflowStatus,
@@ -87,14 +87,24 @@ async def start_child(
             input_data=arguments,
         )
         async with run.storage.transaction():
-            with suppress(InstanceExistsError):  # the id is what makes it the same child
+            try:
                 await run.storage.create_instance(child)
+            except InstanceExistsError:  # the id is what makes it the same child
+                await _check_same(run.storage, child)
             if cancel_with_parent:
                 await run.storage.add_compensation(_cancelling(run.instance_id, step_id, child.instance_id))
             await run.storage.append_history(record(encode(child.instance_id, "an id")), lock=run.lock)
 
     given = {"workflow": workflow.name, "id": id, "arguments": msgspec.Raw(arguments.encode())}
     return ChildHandle(await call("start_child", given, start), workflow)
+
+
+async def _check_same(storage: SQLStorage, child: WorkflowInstance) -> None:
+    existing = await storage.get_instance(child.instance_id)
+    if existing is not None and existing.workflow_name != child.workflow_name:
+        raise WorkflowMismatchError(
+            f"instance {child.instance_id!r} is of workflow {existing.workflow_name!r}, not of {child.workflow_name!r}"
+        )
 
 
 def child_id(parent_id: str, step_id: str) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from .engine.ambient import CURRENT_ACTIVITY, ActivityContext, current_run
+from .engine.ambient import CURRENT_ACTIVITY, ActivityContext, current_run, is_being_cancelled
 from .engine.calls import call
-from .errors import RomancyError
+from .errors import ActivityError, RomancyError
 from .hooks import NOBODY, Observers, WatchedStep
 from .logs import about, log
 from .retry import Retry
@@ -165,6 +165,10 @@ class Compensator:
                 await asyncio.to_thread(function, **given)
         except (LockLostError, OutcomeUnknownError, TransientStorageError):
             raise  # the infrastructure's trouble, not the compensation's
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            return ActivityError("CancelledError", str(error))
         except Exception as error:
             return error
         finally:

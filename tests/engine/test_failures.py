@@ -12,17 +12,20 @@ from romancy import (
     App,
     Retry,
     WorkflowFailedError,
+    WorkflowMismatchError,
     activity,
     compensate_with,
     conn,
     emit,
     recur,
+    sleep,
     start_child,
     workflow,
 )
 from romancy.errors import ActivityError
 from romancy.serialization import StoredError
 from romancy.storage import (
+    InstanceNotFoundError,
     OutcomeUnknownError,
     PayloadTooLargeError,
     StorageUnavailableError,
@@ -136,6 +139,112 @@ async def test_a_transaction_past_its_deadline_is_not_tried_again(make_app: Make
     app = await make_app(too_slow)
     assert await (await app.start(too_slow)).result(10) == "it was open for too long"
     assert calls == ["dawdle"]
+
+
+# Cancelled, gone, or of another.
+
+
+async def gives_up() -> None:
+    task = asyncio.create_task(asyncio.sleep(60))
+    task.cancel()
+    await task
+
+
+@activity(retry=NO_RETRY)
+async def cancels_its_own() -> None:
+    await gives_up()
+
+
+async def undo_by_cancelling() -> None:
+    calls.append("undo")
+    if len(calls) == 1:
+        await gives_up()
+
+
+@workflow
+async def cancelling() -> None:
+    await compensate_with(undo_by_cancelling)
+    await asyncio.gather(cancels_its_own(), sleep(3600))
+
+
+async def test_a_cancellation_inside_an_activity_is_its_error_and_nobody_waits_for_it(make_app: MakeApp) -> None:
+    app = await make_app(cancelling)
+    with pytest.raises(WorkflowFailedError, match="CancelledError"):
+        await (await app.start(cancelling)).result(10)
+    assert calls == ["undo", "undo"]
+
+
+@activity
+async def delete(instance_id: str) -> None:
+    await conn().execute("DELETE FROM workflow_instances WHERE instance_id = :id", id=instance_id)
+
+
+@activity
+async def linger() -> None:
+    await asyncio.sleep(1.5)
+
+
+@workflow
+async def bereaved(meanwhile: bool) -> str:
+    child = await start_child(measures, "x")
+    await delete(child.id)
+    lingering = asyncio.ensure_future(linger() if meanwhile else sleep(0))
+    try:
+        await child.result()
+    except InstanceNotFoundError:
+        return "gone"
+    finally:
+        await lingering
+    return "found"
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+async def test_a_child_that_is_gone_is_an_error_in_the_body(make_app: MakeApp, meanwhile: bool) -> None:
+    app = await make_app(bereaved)
+    assert await (await app.start(bereaved, meanwhile)).result(10) == "gone"
+
+
+@workflow
+async def presumptuous() -> str:
+    try:
+        await start_child(measures, "x", id="taken")
+    except WorkflowMismatchError as error:
+        return str(error)
+    return "mine"
+
+
+async def test_a_child_with_the_id_of_another_workflow_is_refused(make_app: MakeApp) -> None:
+    app = await make_app(presumptuous, looking)
+    await app.start(looking, "transient", id="taken")
+    assert "is of workflow 'looking'" in await (await app.start(presumptuous)).result(10)
+
+
+apps: list[App] = []
+
+
+@workflow
+async def emits() -> None:
+    await emit("told", {}, event_id="from the body")
+
+
+@activity
+async def start_another() -> None:
+    await (await apps[0].start(emits)).result(10)
+
+
+@workflow
+async def starts_another() -> None:
+    await start_another()
+
+
+async def test_a_workflow_started_by_an_activity_emits_for_itself(make_app: MakeApp) -> None:
+    app = await make_app(starts_another, emits)
+    apps[:] = [app]
+    handle = await app.start(starts_another)
+    await handle.result(10)
+    inner = await app.storage.conn().fetch_value("SELECT COUNT(*) FROM workflow_history WHERE activity_id = 'emit:1'")
+    assert inner == 1
+    assert [event.event_id for event in await app.storage.get_pending_outbox_events()] == ["from the body"]
 
 
 # Too large.

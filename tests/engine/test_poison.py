@@ -12,6 +12,7 @@ from romancy import App, Workflow, activity, receive, subscribe, workflow
 from romancy.cli.main import main as romancy
 from romancy.storage import SQLStorage, WorkflowInstance
 from tests.engine.conftest import QUICK, MakeApp
+from tests.engine.crashing import expire_locks
 from tests.engine.poisonous import SETTINGS, deadly
 from tests.engine.test_messages import until, waits
 from tests.harness import Harness
@@ -33,11 +34,11 @@ async def left_behind(storage: SQLStorage, *, takeovers: int) -> None:
     """An instance that a worker has just vanished with, after so many others."""
     await storage.create_instance(WorkflowInstance("victim", "harmless"))
     for number in range(takeovers + 1):
-        lock = await storage.try_acquire_lock("victim", f"dead-{number}", 0.05)
+        lock = await storage.try_acquire_lock("victim", f"dead-{number}", 30)
         assert lock is not None
         if number:
             await storage.count_takeover("victim", lock=lock)
-        await asyncio.sleep(0.06)
+        await expire_locks(storage)
 
 
 async def is_parked(app: App, instance_id: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,12 @@ def current_run(function: str) -> Run:
     if CURRENT_ACTIVITY.get() is not None:
         raise InActivityError(f"{function}() belongs in a workflow's body, not in an activity")
     raise NotInWorkflowError(f"{function}() can only be called in a running workflow")
+
+
+def is_being_cancelled() -> bool:
+    """Whether a CancelledError is meant for the running task, and not the outcome of something it waited for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def current_activity(function: str) -> ActivityContext:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ..errors import WorkflowMismatchError
 from ..serialization import StoredError, encode
 from ..storage import (
     ChannelModeConflictError,
@@ -30,8 +31,9 @@ THE_BODYS_FAULT = (
     InvalidStatusTransitionError,
     NotSubscribedError,
     PayloadTooLargeError,
+    WorkflowMismatchError,
 )
-"""Errors of the storage that are answers to the body; all others are troubles of the infrastructure."""
+"""Errors that are answers to the body; all others are troubles of the infrastructure."""
 
 Record = Callable[[str], HistoryEvent]
 Perform = Callable[[Record], Awaitable[Any]]

@@ -28,6 +28,7 @@ from ..storage import (
     HistoryEvent,
     HistoryEventType,
     HistoryIterator,
+    InstanceNotFoundError,
     InstanceWait,
     InvalidJSONError,
     InvalidKeyError,
@@ -45,6 +46,7 @@ from ..storage import (
     WorkflowInstance,
     WorkflowStatus,
 )
+from ..storage.models import Wait
 from .ambient import CURRENT_RUN
 from .clock import DatabaseClock
 from .loop import WorkflowLoop, WorkflowTask
@@ -333,10 +335,7 @@ class Run:
                 await self._progress.wait()
         except TimeoutError:
             async with self._writing:
-                for event in await self.storage.suspend(
-                    self.instance_id, waits, lock=self.lock, keep_lock=True, one_message=True, only_running=True
-                ):
-                    self.deliver(event)
+                await self._take_what_is_due(waits, keep_lock=True)
 
     async def _suspend(self) -> bool:
         """Register what the body waits for and give the lock back; True if something was due already instead."""
@@ -348,29 +347,40 @@ class Run:
             )
         async with self._writing:
             current = {step.wait_id for step in self._pending.values() if step.wait is not None}
-            stale = sorted(self._registered - current)
-            try:
-                due = await self.storage.suspend(
-                    self.instance_id, waits, lock=self.lock, withdrawn=stale, one_message=True, only_running=True
-                )
-            except NotSubscribedError as error:
-                await self._fail_receives(error)
-                return True
+            due = await self._take_what_is_due(waits, withdrawn=sorted(self._registered - current))
             self._registered = self._registered & current if due else current
-            for event in due:
-                self.deliver(event)
+        return due
+
+    async def _take_what_is_due(self, waits: list[Wait], **options: Any) -> bool:
+        """Suspend, unless something is due or cannot be waited for: then the body is told, and True."""
+        try:
+            due = await self.storage.suspend(
+                self.instance_id, waits, lock=self.lock, one_message=True, only_running=True, **options
+            )
+        except (NotSubscribedError, InstanceNotFoundError) as error:
+            await self._fail_waits(error)
+            return True
+        for event in due:
+            self.deliver(event)
         return bool(due)
 
-    async def _fail_receives(self, error: NotSubscribedError) -> None:
-        """A receive without a subscription is the body's mistake: it is told, and that is recorded."""
+    async def _fail_waits(self, error: NotSubscribedError | InstanceNotFoundError) -> None:
+        """A receive without a subscription, or a child that is gone: the body is told, and that is recorded."""
         stored = encode(StoredError.of(error), "an error")
         for step in list(self._pending.values()):
-            if isinstance(step.wait, ChannelWait) and step.wait.channel == error.channel:
+            match step.wait:
+                case ChannelWait() as wait:
+                    hopeless = isinstance(error, NotSubscribedError) and wait.channel == error.channel
+                case InstanceWait() as wait:
+                    hopeless = isinstance(error, InstanceNotFoundError) and wait.instance_id == error.instance_id
+                case _:
+                    hopeless = False
+            if hopeless:
                 event = self.event(step.id, HistoryEventType.ACTIVITY_FAILED, stored)
                 appended = await self.storage.append_history(event, lock=self.lock)
                 self._recorded(event, appended.id)
 
-    def _waits(self) -> list[TimerSubscription | ChannelWait | InstanceWait]:
+    def _waits(self) -> list[Wait]:
         return [step.wait for step in self._pending.values() if step.wait is not None]
 
     def next_due(self) -> datetime | None:

@@ -38,7 +38,7 @@ _SETTLED_BY = {
         HistoryEventType.MESSAGE_TIMEOUT,
         HistoryEventType.ACTIVITY_FAILED,
     ),
-    Kind.CHILD: (HistoryEventType.INSTANCE_FINISHED,),
+    Kind.CHILD: (HistoryEventType.INSTANCE_FINISHED, HistoryEventType.ACTIVITY_FAILED),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -88,6 +89,8 @@ class Executor:
         self._reserved: Counter[str] = Counter()
         """Places kept, by workflow, for instances that are just being created or claimed."""
         self._stopping = False
+        self._context = contextvars.copy_context()
+        """In which instances run: nothing of whoever starts one, an activity perhaps, may reach into it."""
 
     def room_for(self, name: str) -> int:
         """How many more instances of a workflow may run now."""
@@ -132,7 +135,11 @@ class Executor:
         """Run an instance whose lock was just taken; a newborn one was created with it, and has no history."""
         before = self._executions.get(instance.instance_id)
         execution = self._executions[instance.instance_id] = Execution(instance, lock, newborn=newborn)
-        execution.task = asyncio.create_task(self._execute(execution, before), name=f"romancy:{instance.instance_id}")
+        execution.task = asyncio.create_task(
+            self._execute(execution, before),
+            name=f"romancy:{instance.instance_id}",
+            context=self._context.copy(),
+        )
 
     async def _execute(self, execution: Execution, before: Execution | None) -> None:
         try:
