@@ -90,7 +90,10 @@ async def test_a_workflow_that_kills_its_process_does_so_a_few_times_only(
         assert "vanished" in ((await handle.instance()).parked_reason or "")
 
         await asyncio.to_thread(romancy, ["list", "--url", harness.url])
-        assert "(parked)" in capsys.readouterr().out
+        await asyncio.to_thread(romancy, ["show", "poison", "--url", harness.url])
+        shown = capsys.readouterr().out
+        assert "(parked)" in shown
+        assert "until it is unparked: WorkerVanishedError: 3 workers in a row vanished" in shown
         await asyncio.to_thread(romancy, ["unpark", "poison", "--url", harness.url])
         async with App(harness.url, workflows=[deadly], settings=SETTINGS):
             assert await handle.result(10) == "alive"

@@ -29,6 +29,7 @@ async def list_them(options: argparse.Namespace) -> int:
                 instance_id_filter=options.id,
             )
         )
+        now = await storage.current_time()
     if options.json:
         for instance in page.instances:
             print(msgspec.json.encode(instance).decode())
@@ -37,7 +38,7 @@ async def list_them(options: argparse.Namespace) -> int:
     for instance in page.instances:
         print(
             f"{instance.instance_id:<{width}}  {instance.status:<19}  {shown(instance.started_at)}"
-            f"  {instance.workflow_name}{'  (parked)' if instance.parked_until else ''}"
+            f"  {instance.workflow_name}{'  (parked)' if is_parked(instance, now) else ''}"
         )
     if page.has_more:
         print(f"hint: there are more; --limit shows more than {options.limit}", file=sys.stderr)
@@ -50,7 +51,7 @@ async def show(options: argparse.Namespace) -> int:
         instance = await storage.get_instance(options.id)
         if instance is None:
             raise InstanceNotFoundError(options.id)
-        for name, value in described(instance, payloads=options.payloads):
+        for name, value in described(instance, await storage.current_time(), payloads=options.payloads):
             print(f"{name:<10} {value}")
         print()
         async for event in HistoryIterator(storage, options.id):
@@ -75,7 +76,12 @@ async def unpark(options: argparse.Namespace) -> int:
     return 0 if was_parked else 1
 
 
-def described(instance: WorkflowInstance, *, payloads: bool) -> list[tuple[str, str]]:
+def is_parked(instance: WorkflowInstance, now: datetime) -> bool:
+    """Whether no worker will pick the instance up for the time being."""
+    return instance.parked_until is not None and instance.parked_until > now
+
+
+def described(instance: WorkflowInstance, now: datetime, *, payloads: bool) -> list[tuple[str, str]]:
     """The facts worth a line."""
     facts = [
         ("id", instance.instance_id),
@@ -86,8 +92,10 @@ def described(instance: WorkflowInstance, *, payloads: bool) -> list[tuple[str, 
     ]
     if instance.locked_by:
         facts.append(("worker", f"{instance.locked_by} until {shown(instance.lock_expires_at)}"))
-    if instance.parked_until:
-        facts.append(("parked", f"until {shown(instance.parked_until)}: {instance.parked_reason}"))
+    if is_parked(instance, now):
+        for_good = instance.parked_until is not None and instance.parked_until.year == 9999
+        until = "it is unparked" if for_good else shown(instance.parked_until)
+        facts.append(("parked", f"until {until}: {instance.parked_reason}"))
     if payloads:
         facts += [("input", str(instance.input_data)), ("output", str(instance.output_data))]
     return facts
