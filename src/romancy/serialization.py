@@ -145,6 +145,7 @@ def _main_name() -> str:
 
 _LONGEST_MESSAGE = 10_000
 _LONGEST_TRACE = 20_000
+_LARGEST_GROUP = 20
 _LARGEST_DETAIL = 50_000
 """How many bytes an error's arguments may have, and its attributes; larger ones are not kept."""
 
@@ -157,6 +158,8 @@ class StoredError(msgspec.Struct, frozen=True):
     error_module: str = ""
     error_args: msgspec.Raw = msgspec.Raw(b"[]")
     error_attributes: msgspec.Raw = msgspec.Raw(b"{}")
+    errors: tuple[StoredError, ...] = ()
+    """Those in a group."""
     stack_trace: str = ""
 
     @classmethod
@@ -177,6 +180,7 @@ class StoredError(msgspec.Struct, frozen=True):
             error_module=home(kind),
             error_args=arguments or msgspec.Raw(_encoder.encode([message])),
             error_attributes=_detail(attributes) or msgspec.Raw(b"{}"),
+            errors=tuple(cls.of(one) for one in _grouped(error)),
             stack_trace=clipped(stack_trace, _LONGEST_TRACE, from_the_end=True),
         )
 
@@ -190,14 +194,17 @@ class StoredError(msgspec.Struct, frozen=True):
         try:
             kind = _known_error(self.error_module, self.error_type)
             if kind is not None:
-                return _made_again(
-                    kind,
-                    tuple(msgspec.json.decode(self.error_args)),
-                    msgspec.json.decode(self.error_attributes, type=dict[str, Any]),
-                )
+                args = tuple(msgspec.json.decode(self.error_args))
+                if issubclass(kind, ExceptionGroup):
+                    args = (*args[:1], [one.revive() for one in self.errors])
+                return _made_again(kind, args, msgspec.json.decode(self.error_attributes, type=dict[str, Any]))
         except (AttributeError, TypeError, ValueError):
             pass
         return ActivityError(self.error_type, self.error_message)
+
+
+def _grouped(error: BaseException) -> tuple[BaseException, ...]:
+    return error.exceptions[:_LARGEST_GROUP] if isinstance(error, BaseExceptionGroup) else ()
 
 
 def clipped(text: str, longest: int, *, from_the_end: bool = False) -> str:

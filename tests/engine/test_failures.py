@@ -447,6 +447,17 @@ def test_errors_come_back_as_they_were(error: Exception) -> None:
         assert (revived.errno, revived.strerror, revived.filename) == (2, "not there", "/nowhere")
 
 
+def test_a_group_of_errors_comes_back_with_its_errors() -> None:
+    group = ExceptionGroup("two", [OutOfStockError("tea", left=1), ExceptionGroup("one", [KeyError("key")])])
+    revived = msgspec.json.decode(msgspec.json.encode(StoredError.of(group)), type=StoredError).revive()
+    assert isinstance(revived, ExceptionGroup)
+    assert (str(revived), repr(revived)) == (str(group), repr(group))
+    found, rest = revived.split(KeyError)
+    assert found is not None
+    assert rest is not None
+    assert rest.exceptions[0].left == 1
+
+
 @pytest.mark.parametrize(("module", "name"), [("this", "Error"), ("os", "system"), ("builtins", "SystemExit")])
 def test_what_is_stored_neither_imports_nor_calls_anything(module: str, name: str) -> None:
     sys.modules.pop("this", None)
