@@ -113,7 +113,7 @@ class Comparison:
             same = len(expected) == len(actual)
             for number, pair in enumerate(zip(expected, actual, strict=True) if same else ()):
                 self.check(*pair, kind, f"{where}[{number}]")
-        elif kind and expected and actual:
+        elif kind and expected and actual and not isinstance(expected, bool):
             same = self._counterparts(kind, expected, actual)
         elif isinstance(expected, str) and isinstance(actual, str):
             same = self._same_text(str(expected), str(actual))

@@ -37,6 +37,7 @@ Kinds = dict[Callable[["Generator"], Call | None], int]
 INSTANCES = ("ann", "bob", "cid", "dan", "eve", "Ann", "ann ", "fay", "gus", "hal")
 NOBODY = "nobody"
 WORKFLOWS = ("order", "refund")
+CODES = ("old code", "new code")
 WORKERS = ("w1", "w2", "w3")
 ACTIVITIES = tuple(f"s{number}" for number in range(1, 10))
 TIMERS = ("t1", "t2")
@@ -497,6 +498,20 @@ def set_instance_state(g: Generator) -> Call:
     return Call("set_instance_state", (instance_id, g.payload()), options)
 
 
+def count_takeover(g: Generator) -> Call:
+    held = g.run(*RUNNABLE)
+    return Call("count_takeover", (held.instance_id,), {"lock": held})
+
+
+def note_refusal(g: Generator) -> Call:
+    held = g.run(*RUNNABLE)
+    return Call("note_refusal", (held.instance_id, g.pick(CODES)), {"lock": held})
+
+
+def unpark_refused(g: Generator) -> Call:
+    return Call("unpark_refused", (g.pick(WORKFLOWS), g.pick(CODES), g.pick((1, 100))))
+
+
 def publish_foreign(g: Generator) -> Call:
     options = {"reserved_id": Drawn()} if g.chance(0.6) else {}
     return Call("publish_foreign", (g.channel(), g.payload()), options)
@@ -900,11 +915,25 @@ def vanish(g: Generator) -> list[Step]:
     ]
 
 
+def refuse(g: Generator) -> list[Step]:
+    """An instance does not fit the code, until there is other code."""
+    instance_id, worker, run = actor(g)
+    lock = {"lock": Held(instance_id, worker)}
+    return [
+        run,
+        Call("count_takeover", (instance_id,), lock),
+        Call("note_refusal", (instance_id, CODES[0]), lock),
+        Call("park", (instance_id, "does not fit"), lock),
+        *(Call("unpark_refused", (name, code)) for code in CODES for name in WORKFLOWS),
+    ]
+
+
 def usual_mode(channel: str) -> ChannelMode:
     return ChannelMode.COMPETING if channel == "jobs" else ChannelMode.BROADCAST
 
 
 SCENES = (receive, receive, race, race, race, time_out, compete, come_late, meet, vanish, relay, undo, start_over)
+SCENES += (refuse,)
 
 WRITES: Kinds = {
     create_instance: 20,
@@ -931,6 +960,9 @@ WRITES: Kinds = {
     publish_once: 2,
     cleanup_seen_events: 1,
     set_instance_state: 2,
+    count_takeover: 1,
+    note_refusal: 1,
+    unpark_refused: 1,
     claim_channel_message: 3,
     expire_channel_receive: 3,
     join_group: 3,

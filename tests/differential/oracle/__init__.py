@@ -59,6 +59,10 @@ def tables(oracle: Oracle) -> dict[str, list[dict[str, Any]]]:
             for _, event in sorted(oracle.outbox.items())
         ],
         "states": [{"instance_id": name, "state": state} for name, state in sorted(oracle.states.items())],
+        "setbacks": [
+            {"instance_id": name, "takeovers": setback.takeovers, "refused_by": setback.refused_by}
+            for name, setback in sorted(oracle.setbacks.items())
+        ],
         "seen_events": [{"event_key": key, "seen_at": seen_at} for key, seen_at in sorted(oracle.seen_events.items())],
         "system_locks": [
             {"lock_name": name, **msgspec.structs.asdict(lock)} for name, lock in sorted(oracle.system_locks.items())

@@ -24,7 +24,7 @@ from romancy.storage import (
 )
 from tests.comparison import FOREVER
 
-from .memory import EPOCH, FINISHED, RUNNABLE, Instance
+from .memory import EPOCH, FINISHED, RUNNABLE, Instance, Setback
 from .steps import Steps
 
 
@@ -149,7 +149,36 @@ class Instances(Steps):
         if instance is None or instance.parked_until is None:
             return False
         self._change(instance_id, parked_until=None, parked_reason=None, runnable_since=self.now)
+        self.setbacks.pop(instance_id, None)
         return True
+
+    def count_takeover(self, instance_id: str, *, lock: Lock) -> int:
+        self._hold(instance_id, lock)
+        history = [event.id or 0 for key, event in self.history.items() if key[0] == instance_id]
+        archive = [event.id for event in self.archive if event.instance_id == instance_id]
+        progress = (max(history, default=0), max(archive, default=0))
+        before = self.setbacks.get(instance_id, Setback())
+        takeovers = before.takeovers + 1 if before.progress == progress else 1
+        self.setbacks[instance_id] = replace(before, takeovers=takeovers, progress=progress)
+        return takeovers
+
+    def note_refusal(self, instance_id: str, code: str, *, lock: Lock) -> None:
+        self._hold(instance_id, lock)
+        self.setbacks[instance_id] = replace(self.setbacks.get(instance_id, Setback()), refused_by=code)
+
+    def unpark_refused(
+        self, workflow_name: str, code: str, limit: int = 100, *, owner_service: str | None = None
+    ) -> list[str]:
+        refused = sorted(
+            instance.instance_id
+            for instance in self._ours(self.instances.values(), [workflow_name], owner_service)
+            if instance.status in RUNNABLE
+            and instance.parked_until is not None
+            and self.setbacks.get(instance.instance_id, Setback()).refused_by not in (None, code)
+        )
+        for instance_id in refused[:limit]:
+            self.unpark(instance_id)
+        return refused[:limit]
 
     def recur_instance(self, instance_id: str, input_data: str, *, lock: Lock) -> None:
         status = self._hold(instance_id, lock).status
@@ -173,6 +202,7 @@ class Instances(Steps):
             gone = instance.instance_id
             del self.instances[gone]
             self.states.pop(gone, None)
+            self.setbacks.pop(gone, None)
             self.history = {key: event for key, event in self.history.items() if key[0] != gone}
             self.archive = [event for event in self.archive if event.instance_id != gone]
             self.compensations = [entry for entry in self.compensations if entry.instance_id != gone]

@@ -78,6 +78,14 @@ class SystemLock(msgspec.Struct, frozen=True):
     lock_expires_at: datetime
 
 
+class Setback(msgspec.Struct, frozen=True):
+    """How often workers vanished with an instance, where it stood the last time, and which code refused it."""
+
+    takeovers: int = 0
+    progress: tuple[int, int] | None = None
+    refused_by: str | None = None
+
+
 class Memory:
     """All that is remembered, and what operations do with it in common."""
 
@@ -104,6 +112,7 @@ class Memory:
         self.outbox: dict[str, Event] = {}
         self.system_locks: dict[str, SystemLock] = {}
         self.states: dict[str, str] = {}
+        self.setbacks: dict[str, Setback] = {}
         self.seen_events: dict[str, datetime] = {}
 
     def snapshot(self) -> dict[str, Any]:
