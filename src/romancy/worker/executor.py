@@ -32,6 +32,7 @@ from .settings import Settings
 _TRIES_BEFORE_PARKING = 5
 _LONGEST_BACKOFF_SEC = 300.0
 _LONGEST_TROUBLE_SEC = 5.0
+_MOST_COUNTED = 10_000
 _INNOCENT_TAKEOVERS = 2
 """So often a worker may die with an instance before that is taken for a sign."""
 
@@ -178,7 +179,7 @@ class Executor:
             raise
         except Exception as error:
             log.exception("instance %s could not be run", instance_id, extra=about(instance_id))
-            tries = self._tries[instance_id] = self._tries.get(instance_id, 0) + 1
+            tries = _count(self._tries, instance_id)
             pause = min(2.0**tries, _LONGEST_BACKOFF_SEC) if tries < _TRIES_BEFORE_PARKING else None
             await self._quietly(self._set_aside(execution, error, pause))
 
@@ -213,7 +214,7 @@ class Executor:
     async def _give_back_later(self, execution: Execution) -> None:
         """Give an instance back; if that happens again and again, not at once, so that nobody runs in circles."""
         try:
-            troubles = self._troubles[execution.instance_id] = self._troubles.get(execution.instance_id, 0) + 1
+            troubles = _count(self._troubles, execution.instance_id)
             if troubles > 1:
                 await asyncio.sleep(min(0.05 * 2.0 ** min(troubles, 16), _LONGEST_TROUBLE_SEC))
         finally:
@@ -338,6 +339,14 @@ class Executor:
         for run in self._warm.values():
             run.tear_down()
         self._warm.clear()
+
+
+def _count(counts: dict[str, int], instance_id: str) -> int:
+    """Once more for this instance; a count that is not ended here, but elsewhere, is not kept for ever."""
+    if len(counts) >= _MOST_COUNTED:
+        counts.pop(next(iter(counts)))
+    counts[instance_id] = counts.get(instance_id, 0) + 1
+    return counts[instance_id]
 
 
 class _Failed(msgspec.Struct, frozen=True):
