@@ -7,7 +7,6 @@ CREATE TABLE romancy_setbacks (
     takeovers INT NOT NULL,
     progress VARCHAR(50) NOT NULL,
     refused_by VARCHAR(64),
-    INDEX romancy_setbacks_refused (refused_by), -- unpark_refused
     FOREIGN KEY (instance_id) REFERENCES workflow_instances (instance_id) ON DELETE CASCADE
 ) ENGINE=InnoDB COLLATE={collation};
 

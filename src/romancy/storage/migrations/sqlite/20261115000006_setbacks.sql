@@ -10,8 +10,6 @@ CREATE TABLE romancy_setbacks (
     FOREIGN KEY (instance_id) REFERENCES workflow_instances (instance_id) ON DELETE CASCADE
 ) WITHOUT ROWID;
 
-CREATE INDEX romancy_setbacks_refused ON romancy_setbacks (refused_by) WHERE refused_by IS NOT NULL; -- unpark_refused
-
 -- migrate:down
 
 DROP TABLE romancy_setbacks;
