@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -29,9 +29,10 @@ class Held(msgspec.Struct, frozen=True):
     lock_timeout_seconds: int | None
     now: datetime
 
-    def until(self, timeout_sec: float) -> datetime:
-        """When a lock taken now expires; what is set on the instance beats the caller."""
-        return self.now + timedelta(seconds=self.lock_timeout_seconds or timeout_sec)
+    def lock(self, worker_id: str, token: int, now: datetime, timeout_sec: float) -> Lock:
+        """A lock on it from `now` on; what is set on the instance beats the caller's timeout."""
+        expires_at = now + timedelta(seconds=self.lock_timeout_seconds or timeout_sec)
+        return Lock(self.instance_id, token, worker_id, expires_at, self.status)
 
 
 class Locks(Instances):
@@ -48,8 +49,8 @@ class Locks(Instances):
 
     _acquire = sql("""
         UPDATE workflow_instances
-           SET locked_by = :worker_id, locked_at = {now}, lock_expires_at = :expires_at, lock_token = :token
-         WHERE instance_id = :instance_id""")
+           SET locked_by = :worker_id, locked_at = {now}, lock_expires_at = :expires_at, lock_token = lock_token + 1
+         WHERE {in:instance_id, instance_ids}""")
 
     _take_ours = sql(
         """
@@ -64,7 +65,7 @@ class Locks(Instances):
         SELECT i.instance_id, i.lock_token FROM workflow_instances i
          WHERE {in:i.instance_id, instance_ids} AND i.locked_by = :worker_id AND i.lock_expires_at > {now}""")
 
-    _extend = sql("UPDATE workflow_instances SET lock_expires_at = :expires_at WHERE instance_id = :instance_id")
+    _extend = sql("UPDATE workflow_instances SET lock_expires_at = :expires_at WHERE {in:instance_id, instance_ids}")
 
     # COALESCE hides the order of the primary key: SQLite would walk all of it, finished instances too, to save a sort.
     _stale = sql(
@@ -90,10 +91,8 @@ class Locks(Instances):
         free = await self._take_free.one(instance_id=instance_id)
         if free is None:
             return None
-        lock = Lock(instance_id, free.lock_token + 1, worker_id, free.until(timeout_sec), free.status)
-        await self._acquire.run(
-            instance_id=instance_id, worker_id=worker_id, token=lock.token, expires_at=lock.expires_at
-        )
+        lock = free.lock(worker_id, free.lock_token + 1, free.now, timeout_sec)
+        await self._acquire.run(instance_ids=[instance_id], worker_id=worker_id, expires_at=lock.expires_at)
         return lock
 
     _claimable = sql(
@@ -124,16 +123,16 @@ class Locks(Instances):
         check_key("worker_id", worker_id)
         positive("timeout_sec", timeout_sec)
         found = await self._claimable.all(limit=page_size(limit), **self._ours(workflow_names, owner_service))
-        now = await self._now() if found else None
+        if not found:
+            return []
+        now = await self._now()
         claims: list[tuple[WorkflowInstance, Lock]] = []
         for instance in found:
-            assert now is not None, "asked above"
             expires_at = now + timedelta(seconds=instance.lock_timeout_seconds or timeout_sec)
             lock = Lock(instance.instance_id, instance.lock_token + 1, worker_id, expires_at, instance.status)
-            await self._acquire.run(
-                instance_id=lock.instance_id, worker_id=worker_id, token=lock.token, expires_at=expires_at
-            )
             claims.append((instance, lock))
+        for expires_at, instance_ids in by_expiry(lock for _, lock in claims).items():
+            await self._acquire.run(instance_ids=instance_ids, worker_id=worker_id, expires_at=expires_at)
         return claims
 
     async def _give_back_claims(self, claims: list[tuple[WorkflowInstance, Lock]]) -> None:
@@ -199,12 +198,16 @@ class Locks(Instances):
         def matches(instance_id: str, token: int) -> bool:
             return tokens[instance_id] in (None, token)
 
-        outcomes: dict[str, Lock | LockLostError | None] = {}
-        for held in await self._take_ours.all(instance_ids=list(tokens), worker_id=worker_id):
-            if matches(held.instance_id, held.lock_token):
-                lock = Lock(held.instance_id, held.lock_token, worker_id, held.until(timeout_sec), held.status)
-                await self._extend.run(instance_id=held.instance_id, expires_at=lock.expires_at)
-                outcomes[held.instance_id] = lock
+        held = await self._take_ours.all(instance_ids=list(tokens), worker_id=worker_id)
+        now = min((row.now for row in held), default=None)  # the clock goes on from row to row
+        locks = [
+            row.lock(worker_id, row.lock_token, now, timeout_sec)
+            for row in held
+            if now is not None and matches(row.instance_id, row.lock_token)
+        ]
+        for expires_at, instance_ids in by_expiry(locks).items():
+            await self._extend.run(instance_ids=instance_ids, expires_at=expires_at)
+        outcomes: dict[str, Lock | LockLostError | None] = {lock.instance_id: lock for lock in locks}
         missing = [instance_id for instance_id in tokens if instance_id not in outcomes]
         if missing:
             ours = dict(await self._still_ours.all(instance_ids=missing, worker_id=worker_id))
@@ -229,3 +232,11 @@ class Locks(Instances):
         if stale:
             await self._free.run(instance_ids=[info.instance_id for info in stale])
         return stale
+
+
+def by_expiry(locks: Iterable[Lock]) -> dict[datetime, list[str]]:
+    """The instances that are locked until the same moment: one statement each."""
+    instance_ids: dict[datetime, list[str]] = {}
+    for lock in locks:
+        instance_ids.setdefault(lock.expires_at, []).append(lock.instance_id)
+    return instance_ids
