@@ -36,17 +36,23 @@ MEASUREMENTS = {
 async def main(arguments: argparse.Namespace) -> None:
     started = time.monotonic()
     report = Report()
-    described = []
-    async with places(arguments.databases, durable=arguments.size is not TINY) as found:
-        for place in found:
-            described.append(await place.described())
-            print(described[-1])
-        for name in arguments.only:
-            await MEASUREMENTS[name](found, arguments.size, report)
+    described: list[str] = []
+    try:
+        async with places(arguments.databases, durable=arguments.size is not TINY) as found:
+            for place in found:
+                described.append(await place.described())
+                print(described[-1])
+            for name in arguments.only:
+                await MEASUREMENTS[name](found, arguments.size, report)
+    finally:  # what was measured is kept, even if the rest could not be
+        _write(arguments, _summary(arguments, described, report))
     print(f"\nA ratio is the median of its rounds, in brackets the middle half of them. {report.summary()}")
     print(f"Measured in {time.monotonic() - started:.0f} s ({arguments.size.name}).")
+
+
+def _summary(arguments: argparse.Namespace, described: list[str], report: Report) -> dict[str, Any]:
     machine = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
-    summary = {
+    return {
         "romancy": __version__,
         "machine": machine,
         "size": arguments.size.name,
@@ -54,7 +60,6 @@ async def main(arguments: argparse.Namespace) -> None:
         "databases": described,
         "results": [result.as_json() for result in report.results],
     }
-    await asyncio.to_thread(_write, arguments, summary)
 
 
 def _write(arguments: argparse.Namespace, summary: dict[str, Any]) -> None:

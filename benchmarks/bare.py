@@ -7,6 +7,7 @@ clients are asynchronous ones; where a batch is sent, there is one `await` for 6
 from __future__ import annotations
 
 import asyncio
+import secrets
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -42,6 +43,7 @@ class Bare(ABC):
     def __init__(self, url: str) -> None:
         self.url = parse_url(url)
         self._numbers = count(1)
+        self._name = secrets.token_hex(4)
 
     def for_appends(self, storage: SQLStorage, locks: Sequence[Lock]) -> None:
         """Take the very statement of our appends, to be sent for these locks in turn."""
@@ -95,7 +97,7 @@ class Bare(ABC):
 
     def steps(self) -> tuple[str, list[str]]:
         """A new instance's id, and those of its steps."""
-        return f"bare-{next(self._numbers)}-{id(self)}", [f"step:{number}" for number in range(1, STEPS + 1)]
+        return f"bare-{self._name}-{next(self._numbers)}", [f"step:{number}" for number in range(1, STEPS + 1)]
 
 
 class BareSQLite(Bare):

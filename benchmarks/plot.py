@@ -64,6 +64,12 @@ def _charts(results: Sequence[dict[str, Any]]) -> list[Chart]:
         bars.append(Bar("romancy", 1.0, "1", ours=True))
         by_speed = sorted(bars, key=lambda bar: -bar.value)
         charts.append(Chart(f"Workflows of five steps per second, 32 at once, {database} (romancy = 1)", by_speed))
+    bars = [
+        Bar(f"{result['database']}, {result['what']}", result["median"], f"{_short(result['median'])}×", ours=True)
+        for result in results
+        if "beside a hand-written loop" in result["section"]
+    ]
+    charts.append(Chart("Workflows of five steps per second (seven commits written by hand = 1)", bars))
     together = [result for result in results if "one commit at a time" in result["section"]]
     for database in dict.fromkeys(result["database"] for result in together):
         bars = [
