@@ -40,19 +40,15 @@ class Job:
         else:
             self.future.set_exception(self.error)
 
-    async def outcome(self) -> Any:
-        """Wait for the answer; a cancelled caller is told so only when the outcome is known."""
-        try:
-            return await self.future
-        except asyncio.CancelledError:
-            if not self.future.cancelled():
-                self.future.exception()  # seen: the cancellation is the answer
-            while not self.settled:
-                self.future = self.loop.create_future()
-                try:
-                    await self.future
-                except asyncio.CancelledError:
-                    continue
-                except Exception:
-                    break
-            raise
+    async def settle(self) -> None:
+        """Wait until the outcome is known, for a caller who was cancelled: only then is he told so."""
+        if not self.future.cancelled():
+            self.future.exception()  # seen: the cancellation is the answer
+        while not self.settled:
+            self.future = self.loop.create_future()
+            try:
+                await self.future
+            except asyncio.CancelledError:
+                continue
+            except Exception:
+                break

@@ -91,12 +91,13 @@ class ServerRunner(BaseRunner):
             return await self._run_alone(call)
         job = self._flusher.put(call)
         try:
-            return await job.outcome()  # type: ignore[no-any-return]
+            return await job.future  # type: ignore[no-any-return]
         except Apart:
             failed = None
         except Failure as failure:
             failed = failure
         except asyncio.CancelledError:
+            await job.settle()
             if job.error is None and call.traits.undo is not None:
                 await settled(self._repeated(undoing(call, job.result)))
             raise

@@ -123,8 +123,9 @@ class SQLiteRunner(BaseRunner):
         job = Job(call, asyncio.get_running_loop())
         self._hand_in(job)
         try:
-            return await job.outcome()  # type: ignore[no-any-return]
+            return await job.future  # type: ignore[no-any-return]
         except asyncio.CancelledError:
+            await job.settle()
             if job.error is None and call.traits.undo is not None:
                 await self._undo(call, job.result)
             raise
@@ -133,8 +134,13 @@ class SQLiteRunner(BaseRunner):
         """Give back what a cancelled caller has won; what cannot be given back expires by itself."""
         job = Job(undoing(call, result), asyncio.get_running_loop())
         self._enqueue([job])
-        with suppress(StorageError):
-            await job.outcome()
+        try:
+            await job.future
+        except asyncio.CancelledError:
+            await job.settle()
+            raise
+        except StorageError:
+            return
 
     def _hand_in(self, job: Job) -> None:
         """Let it go with whatever else has arrived when the event loop comes round."""
