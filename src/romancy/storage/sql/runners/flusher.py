@@ -27,7 +27,7 @@ from .trouble import Failure
 if TYPE_CHECKING:
     from .server import ServerRunner
 
-LANES = 2
+LANES = 1
 """Flushes under way at once: while the server is at one, the next is put together."""
 _LARGEST_FLUSH = 256
 _LANE_PATIENCE_SEC = 0.05
@@ -264,14 +264,14 @@ class _Lane:
 def in_turns(batch: list[SharedJob]) -> list[list[SharedJob]]:
     """Split a batch so that those who touch something in common follow each other, in the order they came.
 
-    By instance, so that two flushes that meet in the database come to its rows in the same order.
+    Each turn goes by instance, so that two flushes that meet in the database come to its rows in the same order.
     """
     turns: list[tuple[Busy, list[SharedJob]]] = []
-    for job in sorted(batch, key=lambda job: (job.touches.shares or job.touches.changes)[0]):
+    for job in batch:
         behind = next((n for n in reversed(range(len(turns))) if job.touches in turns[n][0]), -1)
         if behind + 1 == len(turns):
             turns.append((Busy(), []))
         busy, jobs = turns[behind + 1]
         busy.add(job.touches)
         jobs.append(job)
-    return [jobs for _, jobs in turns]
+    return [sorted(jobs, key=lambda job: (job.touches.shares or job.touches.changes)[0]) for _, jobs in turns]
