@@ -20,6 +20,7 @@ from romancy.storage import (
     WorkflowInstance,
 )
 from romancy.storage.sql.operation import OPERATIONS
+from romancy.storage.sql.runners.server import ServerRunner
 from tests.comparison import Comparison, Difference, read_tables
 from tests.harness import Harness, empty
 
@@ -202,6 +203,9 @@ class Laboratory:
         # One connection, so that what is asked together is done in turn; and no waiting for the disk.
         options: dict[str, Any] = {"synchronous": "OFF"} if harness.name == "sqlite" else {"pool_size": 1}
         clients = {name: Client(await harness.open(framework=name, **options)) for name in (OURS, NEIGHBOUR)}
+        for client in clients.values():
+            if isinstance(client.storage.runner, ServerRunner):
+                client.storage.runner.flusher.lanes = 1
         return cls(harness, clients)
 
     async def difference(self, steps: list[Step]) -> Difference | None:

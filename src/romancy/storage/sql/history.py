@@ -11,7 +11,7 @@ from . import touches
 from .checks import check_batch, check_key, page_size, row_id
 from .manager import Manager, check_lock, same_record
 from .operation import operation
-from .statement import sql
+from .statement import Many, sql
 
 _ATTEMPTS = 5
 
@@ -19,9 +19,18 @@ _ATTEMPTS = 5
 class History(Manager):
     """Implements `HistoryManager`."""
 
+    _APPENDED = """
+        INSERT INTO workflow_history
+               (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at,
+                lock_token)
+        SELECT i.instance_id, r.activity_id, r.event_type, r.data_type, r.event_data, r.event_data_binary,
+               COALESCE(r.created_at, {now}), i.lock_token"""
+    _WHILE_OWNED = "i.lock_token = r.token AND i.locked_by = r.worker_id AND i.lock_expires_at > {now}"
+
     # The row lock matters: at READ COMMITTED a comparison alone lets a zombie's row through while a rival's theft of
     # the lock commits.
-    _append_fenced = sql("""
+    _append_fenced = sql(
+        """
         INSERT INTO workflow_history
                (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at,
                 lock_token)
@@ -31,7 +40,32 @@ class History(Manager):
          WHERE i.instance_id = :instance_id AND {lock_is_ours}
         {for_share}
         {on_conflict_do_nothing:instance_id, activity_id}
-        {returning_id}""")
+        {returning_id}""",
+        many=Many(
+            columns={
+                "instance_id": "text",
+                "activity_id": "text",
+                "event_type": "text",
+                "data_type": "text",
+                "event_data": "text",
+                "event_data_binary": "bytea",
+                "created_at": "timestamp",
+                "token": "bigint",
+                "worker_id": "text",
+            },
+            key=("instance_id", "activity_id"),
+            table="workflow_history",
+            postgres=f"""
+                {_APPENDED} FROM {{rows}} JOIN workflow_instances i ON i.instance_id = r.instance_id
+                 WHERE {_WHILE_OWNED} ORDER BY r.number
+                FOR SHARE OF i
+                ON CONFLICT (instance_id, activity_id) DO NOTHING""",
+            mysql=f"""
+                {_APPENDED} FROM {{rows}} STRAIGHT_JOIN workflow_instances i ON i.instance_id = r.instance_id
+                 WHERE {_WHILE_OWNED} ORDER BY r.number
+                LOCK IN SHARE MODE""",
+        ),
+    )
 
     _append_unfenced = sql("""
         INSERT INTO workflow_history

@@ -91,15 +91,36 @@ class NativeQuery(Query[T]):
         return self.rendered, self.args
 
 
+class Many(msgspec.Struct, frozen=True):
+    """An insert for many sets of parameters at once, where that was measured to be worth a text of its own.
+
+    ``{rows}`` stands for them: a table ``r`` with a column for each parameter, and a `number`.
+    """
+
+    columns: Mapping[str, str]
+    """The parameters, with the types that PostgreSQL wants to be told."""
+    key: tuple[str, str]
+    """By these parameters, which are columns too, an inserted row is found again."""
+    table: str
+    """Where the rows go; `id` is its column."""
+    postgres: str
+    mysql: str
+
+
 class Statement(Generic[RowT]):
     """A statement written once; its rows become `row` when that is given, else they are tuples."""
 
     def __init__(
-        self, text: str, row: Callable[..., RowT] | None = None, variants: Mapping[str, str] | None = None
+        self,
+        text: str,
+        row: Callable[..., RowT] | None = None,
+        variants: Mapping[str, str] | None = None,
+        many: Many | None = None,
     ) -> None:
         self.text = text
         self.row = row
         self.variants = variants or {}
+        self.many = many
         self.name = "(unnamed)"
         self.writes = not text.lstrip().startswith("SELECT")
 
@@ -132,7 +153,9 @@ class Statement(Generic[RowT]):
 
 
 @overload
-def sql(text: str, *, postgres: str | None = None, mysql: str | None = None) -> Statement[tuple[Any, ...]]: ...
+def sql(
+    text: str, *, postgres: str | None = None, mysql: str | None = None, many: Many | None = None
+) -> Statement[tuple[Any, ...]]: ...
 @overload
 def sql(
     text: str, *, row: Callable[..., RowT], postgres: str | None = None, mysql: str | None = None
@@ -143,10 +166,11 @@ def sql(
     row: Callable[..., Any] | None = None,
     postgres: str | None = None,
     mysql: str | None = None,
+    many: Many | None = None,
 ) -> Statement[Any]:
     """Write a statement once; a database that was measured to deserve its own text gets it by keyword."""
     variants = {"postgres": postgres, "mysql": mysql}
-    return Statement(text, row, {name: variant for name, variant in variants.items() if variant is not None})
+    return Statement(text, row, {name: variant for name, variant in variants.items() if variant is not None}, many)
 
 
 REGISTRY: dict[str, Statement[Any]] = {}

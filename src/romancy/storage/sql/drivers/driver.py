@@ -67,6 +67,7 @@ class Driver(ABC):
     def __init__(self) -> None:
         self._clock_offset = 0.0
         self._rendered: dict[Statement[Any], Rendered] = {}
+        self._expanded: dict[str, str] = {}
         self.hooks: dict[str, Callable[..., str]] = {
             "now": self.now,
             "statement_now": self.statement_now,
@@ -285,7 +286,10 @@ class Driver(ABC):
 
     def expand(self, text: str) -> str:
         """A fragment with its hooks replaced, for statements put together at run time."""
-        return expand_hooks(text, self, set())
+        found = self._expanded.get(text)
+        if found is None:
+            found = self._expanded[text] = expand_hooks(text, self, set())
+        return found
 
     def rendered(self, statement: Statement[Any]) -> Rendered:
         """The statement in this database's words, rendered once."""
@@ -303,3 +307,4 @@ class Driver(ABC):
     def clock_offset(self, seconds: float) -> None:
         self._clock_offset = seconds
         self._rendered.clear()
+        self._expanded.clear()

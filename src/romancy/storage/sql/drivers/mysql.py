@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import accumulate
 from typing import Any
 
 from ...input_filters import check_filter_value, json_path_keys
 from ..checks import can_be_stored
-from ..statement import Encoder
+from ..statement import Encoder, Many
 from .driver import Binders, Bucket, Driver, utc_naive
 
 _KEY_BYTES = 100
@@ -31,6 +31,15 @@ def is_none(values: Sequence[Any] | None) -> bool:
 def all_values(column: str, path: str) -> str:
     """An array of all values at a path, each twice: asked for one path, MariaDB gives the first of two equal keys."""
     return f"JSON_EXTRACT({column}, '{path}', '{path}')"
+
+
+def table_of(columns: Iterable[str], rows: int) -> str:
+    """Parameters as a table `r` of so many rows."""
+    names = list(columns)
+    first = ", ".join(f"%s AS {name}" for name in names)
+    other = ", ".join("%s" for _ in names)
+    selects = [f"SELECT {number} AS number, {other if number else first}" for number in range(rows)]
+    return f"({' UNION ALL '.join(selects)}) r"
 
 
 class MySQLDriver(Driver):
@@ -197,6 +206,16 @@ class MySQLDriver(Driver):
         if self.is_mariadb:
             return f"SET STATEMENT max_statement_time = {seconds:.3f} FOR {query}"
         return query.replace("SELECT", f"SELECT /*+ MAX_EXECUTION_TIME({max(1, round(seconds * 1000))}) */", 1)
+
+    def for_many(self, many: Many, rows: int) -> tuple[str, str]:
+        """An insert of many rows, and the search for their ids, in their order: it answers with none by itself."""
+        insert = self.expand(many.mysql.replace("{rows}", "#rows#")).replace("#rows#", table_of(many.columns, rows))
+        first, second = many.key
+        found = (
+            f"SELECT t.id FROM {table_of(many.key, rows)} STRAIGHT_JOIN {many.table} t"
+            f" ON t.{first} = r.{first} AND t.{second} = r.{second} ORDER BY r.number"
+        )
+        return insert, found
 
     def bind_names(self, text: str, parameter: re.Pattern[str], lists: set[str]) -> tuple[str, Binders]:
         binders: list[tuple[str, Encoder | None]] = []

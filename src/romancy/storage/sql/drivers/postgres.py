@@ -9,7 +9,7 @@ from typing import Any
 
 from ...input_filters import check_filter_value, json_path_keys
 from ..checks import can_be_stored
-from ..statement import Rendered
+from ..statement import Many, Rendered
 from .driver import Binders, Bucket, Driver, utc_naive
 
 
@@ -131,6 +131,12 @@ class PostgresDriver(Driver):
 
     def unindex_input(self, path: str) -> list[str]:
         return [f"DROP INDEX CONCURRENTLY IF EXISTS {self.input_index(path)}"]
+
+    def for_many(self, many: Many) -> str:
+        """An insert of many rows, that answers with the id and the key of each it has inserted."""
+        arrays = ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(many.columns.values(), start=1))
+        rows = f"unnest({arrays}) WITH ORDINALITY r({', '.join(many.columns)}, number)"
+        return self.expand(many.postgres.replace("{rows}", rows)) + f" RETURNING id, {', '.join(many.key)}"
 
     @staticmethod
     def numbered(rendered: Rendered, *, counted: bool) -> str:

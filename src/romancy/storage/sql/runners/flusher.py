@@ -27,7 +27,7 @@ from .trouble import Failure
 if TYPE_CHECKING:
     from .server import ServerRunner
 
-LANES = 1
+LANES = 2
 """Flushes under way at once: while the server is at one, the next is put together."""
 _LARGEST_FLUSH = 256
 _LANE_PATIENCE_SEC = 0.05
@@ -103,6 +103,7 @@ class Flusher:
     def __init__(self, runner: ServerRunner, pool: Pool) -> None:
         self._runner = runner
         self._pool = pool
+        self.lanes = LANES
         self._forget()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -140,7 +141,7 @@ class Flusher:
     def _dispatch(self) -> None:
         """Start flushes of what is queued, as long as there are lanes."""
         self._called = False
-        while self._queue and self._flights < LANES:
+        while self._queue and self._flights < self.lanes:
             batch = self._next_batch()
             if not batch:
                 return  # what they touch is being touched: whoever does so comes here afterwards
@@ -151,7 +152,7 @@ class Flusher:
 
     def _next_batch(self) -> list[SharedJob]:
         """A fair share for each lane that is free, of what nobody is touching."""
-        limit = min(-(-len(self._queue) // (LANES - self._flights)), _LARGEST_FLUSH)
+        limit = min(-(-len(self._queue) // (self.lanes - self._flights)), _LARGEST_FLUSH)
         batch: list[SharedJob] = []
         left: list[SharedJob] = []
         passed = Busy()  # nobody overtakes one whom it would keep waiting
@@ -264,7 +265,8 @@ class _Lane:
 def in_turns(batch: list[SharedJob]) -> list[list[SharedJob]]:
     """Split a batch so that those who touch something in common follow each other, in the order they came.
 
-    Each turn goes by instance, so that two flushes that meet in the database come to its rows in the same order.
+    Each turn goes by channel, so that two flushes that meet in the database come to its rows in the same order;
+    instances have owners, who do not meet.
     """
     turns: list[tuple[Busy, list[SharedJob]]] = []
     for job in batch:
@@ -274,4 +276,4 @@ def in_turns(batch: list[SharedJob]) -> list[list[SharedJob]]:
         busy, jobs = turns[behind + 1]
         busy.add(job.touches)
         jobs.append(job)
-    return [sorted(jobs, key=lambda job: (job.touches.shares or job.touches.changes)[0]) for _, jobs in turns]
+    return [sorted(jobs, key=lambda job: job.touches.shares[:1]) for _, jobs in turns]

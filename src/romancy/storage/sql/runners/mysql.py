@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 import asyncmy
@@ -22,12 +22,13 @@ from ...errors import (
 from ...urls import DatabaseURL
 from ..drivers.mysql import MySQLDriver
 from ..rows import Row
-from ..statement import NativeQuery, Query, Rendered, Want
+from ..statement import Many, NativeQuery, Query, Rendered, Statement, Want
 from .pool import Connection
 from .server import ServerRunner
 from .trouble import Trouble
 
 _LONGEST_MESSAGE = 200_000
+_FEW = 3
 _DUPLICATE = 1062
 _CONFLICTS = {
     1213,  # deadlock
@@ -57,6 +58,15 @@ _SESSION = (
 _IDENTITY = "SELECT CONCAT_WS(' ', @@hostname, @@port, @@datadir, DATABASE())"
 
 
+_KEY_COLLATION = """
+    SELECT collation_name FROM information_schema.columns
+     WHERE table_schema = DATABASE() AND table_name = 'workflow_instances' AND column_name = 'instance_id'"""
+
+
+class _SomeRefusedError(Exception):
+    """Not all rows of one statement were inserted."""
+
+
 def error_code(error: BaseException) -> int | None:
     """The server's or client's number of an error."""
     code = error.args[0] if isinstance(error, my.MySQLError) and error.args else None
@@ -70,6 +80,8 @@ class MySQLConnection(Connection):
         self.raw = connection
         self._driver = driver
         self._cursor = connection.cursor()
+        self.can_join_parameters = False
+        """Whether a table of parameters is joined through indexes: only if keys are compared byte for byte."""
 
     async def execute(self, query: Query[Any]) -> Any:
         text, rendered = self._spelled(query)
@@ -82,6 +94,42 @@ class MySQLConnection(Connection):
         return self._answer(query, rendered)
 
     async def execute_together(self, queries: Sequence[Query[Any]]) -> list[Any]:
+        equal: dict[Statement[Any], list[int]] = {}
+        for number, query in enumerate(queries):
+            if query.statement.many is not None and self.can_join_parameters:
+                equal.setdefault(query.statement, []).append(number)
+        answers: dict[int, Any] = {}
+        for statement, numbers in equal.items():
+            if statement.many is not None and len(numbers) > _FEW:
+                ids = await self._insert_many(statement.many, [queries[number].params for number in numbers])
+                if ids is not None:
+                    answers.update(zip(numbers, ids, strict=True))
+        left = [number for number in range(len(queries)) if number not in answers]
+        answers.update(zip(left, await self._execute_in_one_message([queries[n] for n in left]), strict=True))
+        return [answers[number] for number in range(len(queries))]
+
+    async def _insert_many(self, many: Many, rows: list[Mapping[str, Any]]) -> list[int] | None:
+        """Insert all the rows with one statement; their ids, or None if one of them is there already."""
+        insert, search = self._driver.for_many(many, len(rows))
+        columns = [(name, self._driver.encoder(name)) for name in many.columns]
+        values = [encode(row[name]) if encode else row[name] for row in rows for name, encode in columns]
+        keys = [row[name] for row in rows for name in many.key]
+        if sum(len(value) for value in values if isinstance(value, str | bytes)) > _LONGEST_MESSAGE:
+            return None
+        message = f"{self._cursor.mogrify(insert, values)};{self._cursor.mogrify(search, keys)}"
+        try:
+            await self._read(self.raw.query(message))
+            inserted = self.raw._result.affected_rows
+            await self._read(self.raw.next_result())
+        except my.IntegrityError as error:
+            if error_code(error) == _DUPLICATE:
+                return None
+            raise
+        if inserted != len(rows):
+            raise _SomeRefusedError  # which of them cannot be told: what is found may have been there before
+        return [row_id for (row_id,) in self.raw._result.rows]
+
+    async def _execute_in_one_message(self, queries: Sequence[Query[Any]]) -> list[Any]:
         spelled = [self._spelled(query) for query in queries]
         answers: list[Any] = []
         while len(answers) < len(queries):
@@ -242,6 +290,8 @@ class MySQLRunner(ServerRunner):
         # Several statements in one message are not for connections on which the user's SQL runs.
         connection = await self._reached(self.connect_raw(CLIENT.MULTI_STATEMENTS))
         await connection.control("SET SESSION innodb_lock_wait_timeout = 1")
+        collation = await connection.execute(NativeQuery(_KEY_COLLATION, (), Want.VALUE))
+        connection.can_join_parameters = str(collation).endswith("_bin")
         return connection
 
     async def _reached(self, connecting: Awaitable[Any]) -> MySQLConnection:

@@ -20,7 +20,7 @@ from ...errors import (
 from ...urls import DatabaseURL
 from ..drivers.postgres import PostgresDriver
 from ..rows import Row
-from ..statement import NativeQuery, Query, Statement, Want
+from ..statement import Many, NativeQuery, Query, Statement, Want
 from .pool import Connection
 from .server import ServerRunner
 from .trouble import Trouble
@@ -86,12 +86,31 @@ class PostgresConnection(Connection):
         equal: dict[tuple[Statement[Any], Want], list[int]] = {}
         for number, query in enumerate(queries):
             equal.setdefault((query.statement, query.want), []).append(number)
-        for (_, want), numbers in equal.items():
+        for (statement, want), numbers in equal.items():
             if len(numbers) == 1:
                 answers[numbers[0]] = await self.execute(queries[numbers[0]])
+            elif statement.many is not None:
+                await self._insert_many(statement.many, queries, numbers, answers)
             else:
                 await self._execute_equal(queries, numbers, want, answers)
         return answers
+
+    async def _insert_many(
+        self, many: Many, queries: Sequence[Query[Any]], numbers: list[int], answers: list[Any]
+    ) -> None:
+        """Insert many rows with one statement; the answers are their ids."""
+        encoded = [
+            [encode(queries[number].params[name]) for number in numbers]
+            if (encode := self._driver.encoder(name))
+            else [queries[number].params[name] for number in numbers]
+            for name in many.columns
+        ]
+        rows = await self.raw.fetch(self._driver.for_many(many), *encoded)
+        ids = {(first, second): row_id for row_id, first, second in rows}
+        first, second = many.key
+        for number in numbers:
+            params = queries[number].params
+            answers[number] = ids.get((params[first], params[second]))
 
     async def _execute_equal(
         self, queries: Sequence[Query[Any]], numbers: list[int], want: Want, answers: list[Any]

@@ -48,7 +48,7 @@ class ServerRunner(BaseRunner):
         self.pool = Pool(self._connect, pool_size)
         # One more than there are lanes, for each of them: a flush may leave its lane before it is done.
         self._flush_pool = Pool(self._connect_for_flushes, 2 * LANES)
-        self._flusher = Flusher(self, self._flush_pool)
+        self.flusher = Flusher(self, self._flush_pool)
         self.transactions = Transactions(self._open_session, self.announce)
 
     @abstractmethod
@@ -89,7 +89,7 @@ class ServerRunner(BaseRunner):
     async def _run_outside(self, call: Call[T]) -> T:
         if call.traits.touches is None:
             return await self._run_alone(call)
-        job = self._flusher.put(call)
+        job = self.flusher.put(call)
         try:
             return await job.future  # type: ignore[no-any-return]
         except Apart:
@@ -101,7 +101,7 @@ class ServerRunner(BaseRunner):
             if job.error is None and call.traits.undo is not None:
                 await settled(self._repeated(undoing(call, job.result)))
             raise
-        with self._flusher.keeping_clear(job):
+        with self.flusher.keeping_clear(job):
             return await self._run_alone(call, failed)
 
     async def _run_alone(self, call: Call[T], failed: Failure | None = None) -> T:
