@@ -28,7 +28,7 @@ from ..models import (
 )
 from .channels import Channels
 from .checks import check_key, check_optional_key, page_size
-from .envelopes import readable, received_event, timeout_event
+from .envelopes import EDDA, ROMANCY_GO, readable, received_event, timeout_event
 from .operation import operation
 from .statement import sql
 from .timers import Timers
@@ -233,7 +233,10 @@ class Delivery(Channels, Timers):
         message = await self._next_message(subscription)
         if message is None:
             return None
-        return await self._deliver(instance_id, activity_id, message, subscription.mode, self.framework)
+        await self._deliver(instance_id, activity_id, message, subscription.mode, self.framework)
+        recorded = await self._recorded_step.one(instance_id=instance_id, activity_id=activity_id)
+        assert recorded is not None, "what was just recorded can be read"
+        return recorded
 
     async def _next_message(self, subscription: ChannelSubscription) -> ChannelMessage | None:
         message = await self._oldest_pending(subscription)
@@ -252,15 +255,16 @@ class Delivery(Channels, Timers):
 
     async def _deliver(
         self, instance_id: str, activity_id: str, message: ChannelMessage, mode: ChannelMode, framework: str
-    ) -> HistoryEvent:
+    ) -> None:
         """Record a message as received, count it as such, and end the wait for it: together, or not at all."""
         assert message.id is not None, "a stored message has an id"
         event = received_event(instance_id, activity_id, message, framework)
         recorded = await self._record(event, stored=True)
         await self._forget_wait.run(instance_id=instance_id, activity_id=activity_id)
-        await self._forget_foreign_wait.run(instance_id=instance_id, channel=message.channel)
+        if framework in (EDDA, ROMANCY_GO):
+            await self._forget_foreign_wait.run(instance_id=instance_id, channel=message.channel)
         if recorded is not None:
-            return recorded
+            return  # it stands there already, and so does what it took
         if mode is ChannelMode.COMPETING:
             await self._unclaim.run(message_name=message.message_id)
             await self._delete_message.run(message_id=message.id)
@@ -268,9 +272,6 @@ class Delivery(Channels, Timers):
             await self._advance(instance_id, message.channel, message.id)
             if await self._origin.value(message_id=message.id):
                 await self._add_receipt.run(instance_id=instance_id, message_id=message.id)
-        recorded = await self._recorded_step.one(instance_id=instance_id, activity_id=activity_id)
-        assert recorded is not None, "what was just recorded can be read"
-        return recorded
 
     # Delivering to those who wait.
 
