@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,15 @@ def test_the_demo_leaves_no_files(told: str, directory: Path) -> None:
     assert list(directory.iterdir()) == []
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Processes started in the background of a shell ignore SIGINT, and so would theirs."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_demo_ends_its_workers(tmp_path: Path) -> None:
     process = demo(tmp_path)
     assert process.stdout is not None
