@@ -93,7 +93,7 @@ class Delivery(Channels, Timers):
             SELECT s.instance_id, s.channel, s.mode, s.id, {cursor} AS cursor_message_id, w.activity_id, w.timeout_at,
                    s.subscribed_at, w.created_at AS since, w.id AS position
               FROM romancy_channel_waits w
-              JOIN workflow_instances i ON i.instance_id = w.instance_id
+              {then_join} workflow_instances i ON i.instance_id = w.instance_id
               JOIN channel_subscriptions s ON s.instance_id = w.instance_id AND s.channel = w.channel {with_cursor}
              WHERE w.channel = :channel AND i.status IN {waiting}
             UNION ALL
@@ -109,7 +109,7 @@ class Delivery(Channels, Timers):
         """
         SELECT w.instance_id, w.channel, s.mode, s.id, {cursor}, w.activity_id, w.timeout_at, s.subscribed_at
           FROM romancy_channel_waits w
-          JOIN workflow_instances i ON i.instance_id = w.instance_id
+          {then_join} workflow_instances i ON i.instance_id = w.instance_id
           JOIN channel_subscriptions s ON s.instance_id = w.instance_id AND s.channel = w.channel {with_cursor}
          WHERE w.timeout_at IS NOT NULL AND w.timeout_at <= {statement_now}
            AND {ours} AND i.status IN {waiting} AND {not_parked}
@@ -138,7 +138,7 @@ class Delivery(Channels, Timers):
                 UNION
                 SELECT channel FROM channel_messages WHERE origin IS NULL AND id > :mark) c
           JOIN romancy_channel_waits w ON w.channel = c.channel
-          JOIN workflow_instances i ON i.instance_id = w.instance_id
+          {then_join} workflow_instances i ON i.instance_id = w.instance_id
           JOIN channel_subscriptions s ON s.instance_id = w.instance_id AND s.channel = w.channel {with_cursor}
          WHERE {ours} AND i.status IN {waiting} AND {not_parked}
            AND ({has_pending} OR (s.mode = 'broadcast' AND EXISTS (
@@ -170,7 +170,7 @@ class Delivery(Channels, Timers):
     _first_awaited = sql("""
         SELECT m.id FROM channel_messages m
           JOIN romancy_channel_waits w ON w.channel = m.channel
-          JOIN workflow_instances i ON i.instance_id = w.instance_id
+          {then_join} workflow_instances i ON i.instance_id = w.instance_id
           JOIN channel_subscriptions s ON s.instance_id = w.instance_id AND s.channel = w.channel {with_cursor}
          WHERE m.origin IS NULL AND m.id > :mark AND m.id <= :old AND i.status NOT IN {finished}
            AND (s.mode = 'competing' OR m.id > {cursor} OR {late})

@@ -91,6 +91,7 @@ class Driver(ABC):
             "forever": self.forever,
             "text": self.text,
             "insertion_order": self.insertion_order,
+            "then_join": self.then_join,
             "any_id": self.any_id,
         }
 
@@ -251,6 +252,10 @@ class Driver(ABC):
     def insertion_order(self) -> str:
         """The column that numbers outbox events as they were inserted."""
         return "sequence"
+
+    def then_join(self) -> str:
+        """Join what was named before with this, in that order where the planner has to be told."""
+        return "JOIN"
 
     def any_id(self, parameter: str) -> str:
         """An id that a caller gave, to be compared with a column that may be too small for it."""
