@@ -15,6 +15,7 @@ from romancy.storage.sql.operation import Call
 
 T = TypeVar("T")
 
+NOT_OF_A_WORKFLOW = ("refresh_locks", "_ask", "unpark_refused")
 HOW = ("before", "after", "error", "stolen")
 
 
@@ -38,7 +39,7 @@ class Saboteur:
     async def run(self, call: Call[T]) -> T:
         if self.dead.is_set():
             raise Death
-        if call.traits.reads or call.name in ("refresh_locks", "_ask"):
+        if call.traits.reads or call.name in NOT_OF_A_WORKFLOW:
             return await self._run(call)
         self.writes += 1
         if self.writes != self._strike_at:

@@ -113,9 +113,9 @@ class Wakeups(ABC):
 
     async def _stop_receiving(self) -> None:
         receiving, self._receiving = self._receiving, None
-        if receiving is not None and _is_alive(receiving):
+        while receiving is not None and _is_alive(receiving):
             receiving.cancel()
-            await asyncio.wait({receiving})
+            await asyncio.wait({receiving}, timeout=1.0)  # again, should somebody have swallowed it
 
     def _hear(self, hints: list[Hint]) -> None:
         """Tell everybody in this process."""

@@ -243,9 +243,16 @@ class MySQLRunner(ServerRunner):
 
     async def connect_raw(self, flags: int = 0) -> Any:
         """A connection outside the pool: migrations keep theirs."""
+        task = asyncio.current_task()
+        cancelled_before = 0 if task is None else task.cancelling()
         # asyncmy's own timeout ends when the socket is open; a peer that then says nothing would be waited for.
         async with asyncio.timeout(self._connect_timeout_sec):
-            return await self._connect_and_prepare(flags)
+            connection = await self._connect_and_prepare(flags)
+        if task is not None and task.cancelling() > cancelled_before:
+            # It came just when the socket opened, and was swallowed (asyncio.wait_for before Python 3.12).
+            connection.close()
+            raise asyncio.CancelledError
+        return connection
 
     async def _connect_and_prepare(self, flags: int) -> Any:
         connection = await asyncmy.connect(
