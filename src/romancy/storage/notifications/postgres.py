@@ -101,9 +101,14 @@ class PostgresWakeups(Wakeups):
 
     async def _send(self, hints: list[Hint]) -> None:
         topics, payloads = [hint.topic for hint in hints], [hint.payload for hint in hints]
-        if self._ear is not None and not self._ear.is_closed():
-            async with self._speaking:
-                await self._ear.execute(_NOTIFY, topics, payloads)
-            return
+        ear = self._ear
+        if ear is not None and not ear.is_closed():
+            try:
+                async with self._speaking:
+                    await ear.execute(_NOTIFY, topics, payloads)
+                return
+            except Exception:
+                if not ear.is_closed():
+                    raise  # else nobody listens here any more; what was to be said is said all the same
         async with self._postgres.pool.connection() as connection:
             await connection.execute(NativeQuery(_NOTIFY, [topics, payloads], Want.COUNT))
