@@ -36,11 +36,11 @@ async def work_of(storage: SQLStorage, look: Callable[[SQLStorage], Awaitable[ob
         work += 1
         return 0
 
-    await look(storage)  # opens what has to be opened
     connections: list[sqlite3.Connection] = storage.runner._connections  # type: ignore[attr-defined]
-    for connection in connections:
-        connection.set_progress_handler(count, 10)
-    await look(storage)
+    while not work:  # until it is a connection that was there before which looks
+        for connection in connections:
+            connection.set_progress_handler(count, 10)
+        await look(storage)
     for connection in connections:
         connection.set_progress_handler(None, 0)
     return work

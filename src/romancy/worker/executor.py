@@ -136,6 +136,7 @@ class Executor:
         """Run an instance whose lock was just taken; a newborn one was created with it, and has no history."""
         before = self._executions.get(instance.instance_id)
         execution = self._executions[instance.instance_id] = Execution(instance, lock, newborn=newborn)
+        self._watch(execution, resumed=lock.token > 1)  # here, where hooks still see who starts it
         execution.task = asyncio.create_task(
             self._execute(execution, before),
             name=f"romancy:{instance.instance_id}",
@@ -157,7 +158,6 @@ class Executor:
     async def _attempt(self, execution: Execution) -> None:
         """Run until the instance rests; whatever goes wrong, its lock is given back or the instance set aside."""
         instance_id = execution.instance_id
-        self._watch(execution, resumed=execution.lock.token > 1)
         try:
             if await self._backs_off(execution):
                 return

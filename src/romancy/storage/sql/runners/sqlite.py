@@ -157,7 +157,8 @@ class SQLiteRunner(BaseRunner):
         """Commit a single small write here, if that is quick; the rest is the writer thread's."""
         arrived, self._arrived = self._arrived, []
         small = len(arrived) == 1 and arrived[0].call.traits.touches is not None
-        if small and self._commit_sec < _QUICK_COMMIT_SEC and self._queue.empty() and self._commit_here(arrived[0]):
+        quick = self._commit_sec < _QUICK_COMMIT_SEC and not self._log.due
+        if small and quick and self._queue.empty() and self._commit_here(arrived[0]):
             self._answer_in_loop(arrived)
             return
         self._enqueue(arrived)
@@ -575,14 +576,18 @@ class _Log:
         self._path = Path(f"{path}-wal")
         self._length = 0
         self.commits = 0
+        self.due = False
+        """It is long, until it is written back: that goes before further commits in the event loop's thread."""
 
     def is_long(self) -> bool:
-        if self.commits % _COMMITS_PER_LOOK or not self.commits:
-            return False
-        return self.commits >= _COMMITS_PER_CHECKPOINT or self.measured() > self._length + _BYTES_PER_CHECKPOINT
+        if not self.due and self.commits and not self.commits % _COMMITS_PER_LOOK:
+            many = self.commits >= _COMMITS_PER_CHECKPOINT
+            self.due = many or self.measured() > self._length + _BYTES_PER_CHECKPOINT
+        return self.due
 
     def was_written_back(self) -> None:
         self.commits = 0
+        self.due = False
         self._length = self.measured()
 
     def measured(self) -> int:
