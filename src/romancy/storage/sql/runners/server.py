@@ -46,7 +46,7 @@ class ServerRunner(BaseRunner):
     def __init__(self, driver: Driver, *, pool_size: int, transaction_deadline_sec: float) -> None:
         super().__init__(driver, transaction_deadline_sec)
         self.pool = Pool(self._connect, pool_size)
-        # One more than there are lanes, for each of them: a flush may leave its lane before it is done.
+        # Twice as many as lanes: a flush that waits for somebody leaves its lane before it is done.
         self._flush_pool = Pool(self._connect_for_flushes, 2 * LANES)
         self.flusher = Flusher(self, self._flush_pool)
         self.transactions = Transactions(self._open_session, self.announce)

@@ -28,7 +28,6 @@ from ...errors import (
     DatabaseError,
     SchemaError,
     SearchTimeoutError,
-    StorageClosedError,
     StorageError,
     StorageUnavailableError,
     TransientStorageError,
@@ -38,9 +37,11 @@ from ..drivers.sqlite import SQLiteDriver
 from ..operation import Call, Hint, drive
 from ..rows import Row
 from ..statement import NativeQuery, Query, Want
-from ..transactions import Session, Transactions, describe_deadline
+from ..transactions import Session, Transactions
 from .job import Job
 from .runner import BaseRunner, undoing
+from .sqlite_log import Log
+from .sqlite_session import Interactive, TransactionGone, closed
 
 T = TypeVar("T")
 
@@ -48,9 +49,6 @@ MEMORY = ":memory:"
 _LARGEST_BATCH = 512
 _QUICK_COMMIT_SEC = 0.002
 """The event loop may stand still for so long; when a commit has taken longer, the thread commits for a while."""
-_COMMITS_PER_LOOK = 25
-_COMMITS_PER_CHECKPOINT = 500
-_BYTES_PER_CHECKPOINT = 4 << 20
 _LONGEST_LOG_BYTES = 16 << 20
 _READERS = 4
 _ABANDON_SEC = 2.0
@@ -75,18 +73,18 @@ class SQLiteRunner(BaseRunner):
         self._synchronous = synchronous
         # Longer than another process may own the writer with a transaction of its own.
         self._busy_sec = transaction_deadline_sec + 10.0 if busy_sec is None else busy_sec
-        self._queue: queue.SimpleQueue[list[Job] | _Interactive | _Look | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[Job] | Interactive | _Look | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._abandoned = False
-        self._session: _Interactive | None = None
+        self._session: Interactive | None = None
         self._home: asyncio.AbstractEventLoop | None = None
         self._arrived: list[Job] = []
         self._writing = threading.Lock()
         """Whoever has it may use the writer's connection."""
         self._commit_sec = 0.0
         """How long commits take of late: at once when one is slow, and slowly back."""
-        self._log = _Log(path)
+        self._log = Log(path)
         self._starting = threading.Lock()
         self._connections: list[sqlite3.Connection] = []
         self._writer: sqlite3.Connection | None = None
@@ -184,7 +182,7 @@ class SQLiteRunner(BaseRunner):
             if self._log.is_long():
                 self._queue.put(_Look.UP)
 
-    def _enqueue(self, item: list[Job] | _Interactive) -> None:
+    def _enqueue(self, item: list[Job] | Interactive) -> None:
         self._queue.put(item)
         if self._stopped:  # looked at after putting: the writer empties its queue after saying that it has stopped
             self._refuse_queued()
@@ -210,7 +208,7 @@ class SQLiteRunner(BaseRunner):
     async def _open_session(self, deadline_sec: float | None) -> Session:
         await self.open()
         loop = asyncio.get_running_loop()
-        session = _Interactive(self, loop, self.transaction_deadline_sec if deadline_sec is None else deadline_sec)
+        session = Interactive(self, loop, self.transaction_deadline_sec if deadline_sec is None else deadline_sec)
         self._enqueue(session)
         await session.began
         return session
@@ -258,10 +256,10 @@ class SQLiteRunner(BaseRunner):
             except queue.Empty:
                 return
             if isinstance(item, list):
-                self._refuse(item, _closed())
+                self._refuse(item, closed())
                 self._answer(item)
-            elif isinstance(item, _Interactive):
-                item.refuse(_closed())
+            elif isinstance(item, Interactive):
+                item.refuse(closed())
 
     # Connections.
 
@@ -325,7 +323,7 @@ class SQLiteRunner(BaseRunner):
 
     def _work(self) -> None:
         waiting: list[Job] = []
-        sessions: deque[_Interactive] = deque()
+        sessions: deque[Interactive] = deque()
         stopping = False
         while not stopping or waiting or sessions:
             if not waiting and not sessions:
@@ -355,11 +353,11 @@ class SQLiteRunner(BaseRunner):
         self._answer(batch)
 
     @staticmethod
-    def _sort(item: list[Job] | _Interactive | _Look | None, waiting: list[Job], sessions: deque[_Interactive]) -> bool:
+    def _sort(item: list[Job] | Interactive | _Look | None, waiting: list[Job], sessions: deque[Interactive]) -> bool:
         """Put what came out of the queue where it belongs; whether it was the word to stop."""
         if isinstance(item, list):
             waiting.extend(item)
-        elif isinstance(item, _Interactive):
+        elif isinstance(item, Interactive):
             sessions.append(item)
         return item is None
 
@@ -387,7 +385,7 @@ class SQLiteRunner(BaseRunner):
                 self._commit(connection)
             for job in batch:
                 self.note("after commit", job.call)
-        except _TransactionGone as gone:
+        except TransactionGone as gone:
             self._abandon(connection)
             self._one_by_one(batch, gone.error)
         except sqlite3.Error as error:
@@ -434,7 +432,7 @@ class SQLiteRunner(BaseRunner):
         guarded = not alone and (traits.own_sql or not traits.autocommit)
         try:
             job.result = self._drive(connection, job.call, job.hints, guarded=guarded)
-        except _TransactionGone:
+        except TransactionGone:
             raise
         except BaseException as error:
             if alone:
@@ -457,7 +455,7 @@ class SQLiteRunner(BaseRunner):
                 if not connection.in_transaction:
                     # Disk full and its like end the whole transaction, whatever savepoints there are.
                     cause = error.__cause__ if isinstance(error.__cause__, sqlite3.Error) else sqlite3.Error(str(error))
-                    raise _TransactionGone(cause) from error
+                    raise TransactionGone(cause) from error
                 if guarded:
                     connection.execute("ROLLBACK TO operation")
                     connection.execute("RELEASE operation")
@@ -465,9 +463,9 @@ class SQLiteRunner(BaseRunner):
             if guarded:
                 connection.execute("RELEASE operation")
         except sqlite3.Error as error:  # of the savepoint: what it kept apart is no longer apart
-            raise _TransactionGone(error) from error
+            raise TransactionGone(error) from error
         if not connection.in_transaction:
-            raise _TransactionGone(sqlite3.Error("a statement ended the transaction, as COMMIT and ROLLBACK do"))
+            raise TransactionGone(sqlite3.Error("a statement ended the transaction, as COMMIT and ROLLBACK do"))
         return result
 
     def _begin(self, connection: sqlite3.Connection) -> None:
@@ -478,7 +476,7 @@ class SQLiteRunner(BaseRunner):
         deadline = time.monotonic() + self._busy_sec
         while True:
             if self._abandoned:
-                raise _closed()
+                raise closed()
             try:
                 connection.execute(statement)
                 return
@@ -510,7 +508,7 @@ class SQLiteRunner(BaseRunner):
     def _execute(self, connection: sqlite3.Connection, query: Query[Any]) -> Any:
         rendered, args = query.resolve(self.driver)
         if self._abandoned:
-            raise _closed()
+            raise closed()
         if rendered.within_sec is not None:
             deadline = time.monotonic() + rendered.within_sec
             connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
@@ -550,7 +548,7 @@ class SQLiteRunner(BaseRunner):
             return error
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_INTERRUPT:
-            return _closed() if self._abandoned else SearchTimeoutError()
+            return closed() if self._abandoned else SearchTimeoutError()
         if "no such table" in str(error) or "no such column" in str(error):
             return SchemaError(f"{error}: the schema is missing or old; run initialize() first")
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
@@ -564,207 +562,3 @@ class _Look(Enum):
     """What wakes the writer thread when there is nothing to write."""
 
     UP = "look at what there is to do"
-
-
-class _Log:
-    """The write-ahead log, and when to write it back into the file.
-
-    SQLite would do so within whichever commit makes the log long, in the event loop's thread as well.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(f"{path}-wal")
-        self._length = 0
-        self.commits = 0
-        self.due = False
-        """It is long, until it is written back: that goes before further commits in the event loop's thread."""
-
-    def is_long(self) -> bool:
-        if not self.due and self.commits and not self.commits % _COMMITS_PER_LOOK:
-            many = self.commits >= _COMMITS_PER_CHECKPOINT
-            self.due = many or self.measured() > self._length + _BYTES_PER_CHECKPOINT
-        return self.due
-
-    def was_written_back(self) -> None:
-        self.commits = 0
-        self.due = False
-        self._length = self.measured()
-
-    def measured(self) -> int:
-        try:
-            return self._path.stat().st_size
-        except OSError:
-            return 0  # in memory there is none
-
-
-class _TransactionGone(Exception):
-    """The database ended the whole transaction, not only one statement."""
-
-    def __init__(self, error: sqlite3.Error) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class _Refused(Exception):
-    """A statement of a user's transaction failed."""
-
-    def __init__(self, error: StorageError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-def _closed() -> StorageClosedError:
-    return StorageClosedError("the storage was closed before the operation could be done")
-
-
-Command = Callable[[sqlite3.Connection], Any]
-
-
-class _Interactive:
-    """A user's transaction: owns the writer, serves its commands, ends by itself at the deadline."""
-
-    def __init__(self, runner: SQLiteRunner, loop: asyncio.AbstractEventLoop, deadline_sec: float) -> None:
-        self._runner = runner
-        self._loop = loop
-        self._deadline_sec = deadline_sec
-        self._commands: queue.SimpleQueue[tuple[Command, asyncio.Future[Any], bool] | None] = queue.SimpleQueue()
-        self._over: StorageError | None = None
-        """Why the transaction is no more."""
-        self._failed: StorageError | None = None
-        """The refused statement after which only going back to a savepoint, or all the way, is possible."""
-        self.began: asyncio.Future[None] = loop.create_future()
-
-    # Callers' side.
-
-    @property
-    def is_over(self) -> bool:
-        return self._over is not None
-
-    async def run(self, call: Call[T], hints: list[Hint]) -> T:
-        collected: list[Hint] = []
-        guarded = not (call.traits.autocommit or call.traits.reads)
-
-        def command(connection: sqlite3.Connection) -> T:
-            try:
-                return self._runner._drive(connection, call, collected, guarded=guarded)
-            except StorageError as error:
-                if isinstance(error.__cause__, sqlite3.Error) and not call.traits.reads:
-                    raise _Refused(error) from error
-                raise
-
-        self._check_able()
-        result: T = await self._send(command)
-        hints.extend(collected)
-        return result
-
-    async def control(self, statement: str) -> None:
-        if statement.startswith("ROLLBACK TO"):
-            self._failed = None
-        self._check_able()
-        await self._send(lambda connection: connection.execute(statement))
-
-    async def commit(self) -> None:
-        if self._failed is not None:
-            await self.rollback()
-            raise self._failed
-        await self._send(self._runner._commit, last=True)
-
-    async def rollback(self) -> None:
-        if self._over is None:
-            with suppress(StorageError):  # it was over by the time the writer saw this
-                await self._send(self._runner._abandon, last=True)
-
-    def _check_able(self) -> None:
-        unable = self._over or self._failed
-        if unable is not None:
-            raise unable
-
-    async def _send(self, command: Command, *, last: bool = False) -> Any:
-        future: asyncio.Future[Any] = self._loop.create_future()
-        self._commands.put((command, future, last))
-        if self._over is not None:  # looked at after putting: the writer refuses what is there after saying so
-            self._refuse_commands(self._over)
-        return await future
-
-    def abandon(self) -> None:
-        """End the transaction from outside."""
-        self._commands.put(None)
-
-    def refuse(self, error: StorageError) -> None:
-        """Never begin."""
-        self._over = error
-        self._tell(self.began, None, error)
-
-    # The writer thread.
-
-    def serve(self, connection: sqlite3.Connection) -> None:
-        """Run the commands of this transaction until its last one or its deadline."""
-        try:
-            self._runner._abandon(connection)
-            self._runner._begin(connection)
-        except (sqlite3.Error, StorageError) as error:
-            self.refuse(self._runner.translate(error))
-            return
-        self._tell(self.began, None, None)
-        deadline = time.monotonic() + self._deadline_sec
-        while self._over is None:
-            try:
-                told = self._commands.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                self._over = describe_deadline(self._deadline_sec)
-                break
-            if told is None:
-                self._over = _closed()
-                break
-            command, future, last = told
-            self._obey(connection, command, future, last=last)
-            if last:
-                self._over = self._over or StorageClosedError("the transaction is over")
-            elif time.monotonic() > deadline:
-                self._over = describe_deadline(self._deadline_sec)
-        with suppress(sqlite3.Error):
-            self._runner._abandon(connection)
-        self._refuse_commands(self._over)
-
-    def _refuse_commands(self, error: StorageError) -> None:
-        while True:
-            try:
-                told = self._commands.get_nowait()
-            except queue.Empty:
-                return
-            if told is not None:
-                self._tell(told[1], None, error)
-
-    def _obey(
-        self, connection: sqlite3.Connection, command: Command, future: asyncio.Future[Any], *, last: bool
-    ) -> None:
-        result: Any = None
-        failure: BaseException | None = None
-        try:
-            result = command(connection)
-        except _TransactionGone as gone:
-            failure = self._over = self._runner.translate(gone.error)
-            failure.__cause__ = gone.error
-        except sqlite3.Error as error:
-            failure = self._over = self._runner.translate(error)
-            failure.__cause__ = error
-        except BaseException as error:
-            failure = error
-            if isinstance(error, _Refused):
-                # PostgreSQL refuses everything after an error: so do we, the same on every database.
-                failure = self._failed = error.error
-        self._tell(future, result, failure)
-
-    def _tell(self, future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-        def answer() -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
-
-        try:
-            self._loop.call_soon_threadsafe(answer)
-        except RuntimeError:  # the loop is closed
-            self._over = self._over or StorageClosedError("the event loop of the transaction is closed")
