@@ -5,7 +5,8 @@ from datetime import timedelta
 import pytest
 
 from romancy import Retention
-from romancy.storage import ChannelMessage, InstanceWait, SQLStorage, TimerSubscription, WorkflowStatus
+from romancy.storage import ChannelMessage, InstanceWait, SQLStorage, TimerSubscription, Turn, WorkflowStatus
+from romancy.worker import sweeper as sweeping
 from romancy.worker.sweeper import Batch, Sweeper
 from tests.conformance.arrange import (
     BROADCAST,
@@ -290,6 +291,47 @@ async def test_one_worker_sweeps_and_another_goes_on_when_it_is_dead(harness: Ha
     await second.look()
 
     assert second.progress["instances"] == 1
+
+
+async def test_a_turn_that_is_over_leaves_the_rest_for_the_next(harness: Harness, storage: SQLStorage) -> None:
+    await finished(harness, storage, 25)
+    harness.advance(seconds=3601)
+    turn = Turn(0.0)
+
+    deleted = await storage.delete_finished_instances(HOUR, 100, turn=turn)
+
+    assert (0 < deleted < 25, turn.cut_short) == (True, True)
+    assert await instances(storage) == 25 - deleted
+    assert await storage.delete_finished_instances(HOUR, 100, turn=(long := Turn(60.0))) == 25 - deleted
+    assert not long.cut_short
+
+
+async def test_a_turn_begins_when_the_database_does(harness: Harness, storage: SQLStorage) -> None:
+    deletes = [
+        storage.delete_finished_instances,
+        storage.cleanup_old_channel_messages,
+        storage.cleanup_old_outbox_events,
+        storage.cleanup_seen_events,
+    ]
+    for delete in deletes:
+        turn = Turn(60.0)
+        made = turn.began
+        await delete(HOUR, limit=1, turn=turn)
+        assert turn.began > made, delete
+
+
+async def test_a_sweep_goes_on_until_all_is_gone_however_short_its_turns(
+    harness: Harness, storage: SQLStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await finished(harness, storage, 50)
+    harness.advance(seconds=3601)
+    monkeypatch.setattr(sweeping, "_LONGEST_BATCH_SEC", 0.0)
+    sweeper = Sweeper(storage, "worker-1", Retention(instances=HOUR))
+    sweeper.chores[0].batch.size = 40
+
+    await sweeper.look()
+
+    assert await instances(storage) == 0
 
 
 def test_a_batch_that_took_long_is_followed_by_a_smaller_one() -> None:

@@ -100,6 +100,7 @@ from .sql.storage import (
     new_driver,
     open_storage,
 )
+from .turn import Turn
 
 __all__ = [
     "ANY",
@@ -179,6 +180,7 @@ __all__ = [
     "TransactionError",
     "TransactionManager",
     "TransientStorageError",
+    "Turn",
     "Work",
     "WorkflowInstance",
     "WorkflowNotCancellableError",

@@ -49,6 +49,7 @@ from .models import (
     WorkflowInstance,
     WorkflowStatus,
 )
+from .turn import Turn
 
 PostCommitCallback = Callable[[], Awaitable[object] | object]
 
@@ -200,8 +201,13 @@ class InstanceManager(Protocol):
     async def recur_instance(self, instance_id: str, input_data: str, *, lock: Lock) -> None:
         """Start the instance over with new input: history archived, waits and compensations gone, the lock kept."""
 
-    async def delete_finished_instances(self, older_than: timedelta, limit: int = 100) -> int:
-        """Delete up to `limit` of our instances that finished longer ago, with all their rows, oldest first."""
+    async def delete_finished_instances(
+        self, older_than: timedelta, limit: int = 100, *, turn: Turn | None = None
+    ) -> int:
+        """Delete up to `limit` of our instances that finished longer ago, with all their rows, oldest first.
+
+        Given a `turn`, it stops when that is over, and the turn says so.
+        """
 
     async def current_time(self) -> datetime:
         """The database's clock, the only one that counts."""
@@ -326,8 +332,10 @@ class OutboxManager(Protocol):
     async def increment_outbox_attempts(self, event_id: str, *, error: str = "", owner: str | None = None) -> bool:
         """Count a failed attempt; the event is pending again, after a longer pause each time. `owner` as above."""
 
-    async def cleanup_old_outbox_events(self, older_than: timedelta, *, limit: int = 1000) -> int:
-        """Delete up to `limit` events published longer ago."""
+    async def cleanup_old_outbox_events(
+        self, older_than: timedelta, *, limit: int = 1000, turn: Turn | None = None
+    ) -> int:
+        """Delete up to `limit` events published longer ago; `turn` is told when it begins."""
 
 
 class CompensationManager(Protocol):
@@ -364,7 +372,7 @@ class ChannelManager(Protocol):
     ) -> int | None:
         """Publish unless something was published under this key before; the message's id, None for a repetition."""
 
-    async def cleanup_seen_events(self, older_than: timedelta, *, limit: int = 1000) -> int:
+    async def cleanup_seen_events(self, older_than: timedelta, *, limit: int = 1000, turn: Turn | None = None) -> int:
         """Forget up to `limit` older keys of `publish_once`; what comes again after that is published again."""
 
     async def subscribe_to_channel(
@@ -468,7 +476,9 @@ class ChannelManager(Protocol):
     async def expire_channel_receive(self, subscription: ChannelSubscription) -> bool:
         """Record MessageTimeout for the wait and wake its instance; False when it no longer waits or is not due."""
 
-    async def cleanup_old_channel_messages(self, older_than: timedelta, *, limit: int = 1000) -> int:
+    async def cleanup_old_channel_messages(
+        self, older_than: timedelta, *, limit: int = 1000, turn: Turn | None = None
+    ) -> int:
         """Delete up to `limit` older messages that every current subscriber has received."""
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
-from ..storage import SQLStorage
+from ..storage import SQLStorage, Turn
 from .services import Service
 from .settings import Retention
 
@@ -40,13 +40,16 @@ class Batch:
         self.size = min(max(int(self.size * factor + 0.5), _SMALLEST_BATCH), _LARGEST_BATCH)
 
 
+Delete = Callable[[int, Turn], Awaitable[int]]
+"""Delete at most so many in a turn; how many that were."""
+
+
 class Chore:
     """One kind of thing to delete."""
 
-    def __init__(self, name: str, delete: Callable[[int], Awaitable[int]]) -> None:
+    def __init__(self, name: str, delete: Delete) -> None:
         self.name = name
         self.delete = delete
-        """Delete at most so many; how many that were."""
         self.batch = Batch()
         self.deleted = 0
         """Since the start."""
@@ -87,13 +90,12 @@ class Sweeper(Service):
         before = chore.deleted
         while await self._still_ours():
             size = chore.batch.size
-            async with self._storage.transaction():
-                started = time.monotonic()  # not before: what counts is how long others wait for us, not we for them
-                deleted = await chore.delete(size)
-            took = time.monotonic() - started
+            turn = Turn(_LONGEST_BATCH_SEC)
+            deleted = await chore.delete(size, turn)
+            took = time.monotonic() - turn.began  # how long others waited for us, and not we for them
             chore.batch.took(took)
             chore.deleted += deleted
-            if deleted < size:
+            if deleted < size and not turn.cut_short:
                 break
             await asyncio.sleep(took)
         if chore.deleted > before:
@@ -118,11 +120,11 @@ def _chores(storage: SQLStorage, retention: Retention) -> list[Chore]:
     ]
     chores = [Chore(name, _older_than(age, delete)) for name, age, delete in kept if age is not None]
 
-    async def system_locks(_: int) -> int:
+    async def system_locks(_: int, __: Turn) -> int:
         return await storage.cleanup_expired_system_locks()
 
     return [*chores, Chore("system_locks", system_locks)]
 
 
-def _older_than(age: timedelta, delete: Callable[..., Awaitable[int]]) -> Callable[[int], Awaitable[int]]:
-    return lambda limit: delete(age, limit=limit)
+def _older_than(age: timedelta, delete: Callable[..., Awaitable[int]]) -> Delete:
+    return lambda limit, turn: delete(age, limit=limit, turn=turn)

@@ -15,6 +15,7 @@ import msgspec
 
 from ..errors import ChannelModeConflictError, InstanceNotFoundError
 from ..models import ChannelMessage, ChannelMode, ChannelSubscription, HistoryEvent, Lock
+from ..turn import Turn
 from . import touches
 from .checks import age_sec, check_batch, check_binary, check_json, check_key, check_optional_json, page_size, row_id
 from .ending import Ending
@@ -395,7 +396,11 @@ class Channels(Ending):
     """How far retention has looked; when it has seen all, it begins again."""
 
     @operation
-    async def cleanup_old_channel_messages(self, older_than: timedelta, *, limit: int = 1000) -> int:
+    async def cleanup_old_channel_messages(
+        self, older_than: timedelta, *, limit: int = 1000, turn: Turn | None = None
+    ) -> int:
+        if turn is not None:
+            turn.begin()
         batch = page_size(limit, 1000)
         seconds = age_sec(older_than)
         await self._forget_idle_channels(batch)

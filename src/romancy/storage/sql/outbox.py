@@ -11,6 +11,7 @@ import msgspec
 
 from ..errors import OutboxEventExistsError
 from ..models import HistoryEvent, Lock, OutboxEvent, OutboxStatus
+from ..turn import Turn
 from . import touches
 from .checks import (
     LONGEST_ERROR,
@@ -194,7 +195,11 @@ class Outbox(Manager):
         return True
 
     @operation
-    async def cleanup_old_outbox_events(self, older_than: timedelta, *, limit: int = 1000) -> int:
+    async def cleanup_old_outbox_events(
+        self, older_than: timedelta, *, limit: int = 1000, turn: Turn | None = None
+    ) -> int:
+        if turn is not None:
+            turn.begin()
         old = await self._published_long_ago.all(seconds=age_sec(older_than), limit=page_size(limit, 1000))
         if not old:
             return 0

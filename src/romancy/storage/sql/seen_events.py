@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from ..turn import Turn
 from .channels import Channels
 from .checks import age_sec, check_key, page_size
 from .operation import operation
@@ -35,6 +36,8 @@ class SeenEvents(Channels):
         return await self._publish(message)
 
     @operation
-    async def cleanup_seen_events(self, older_than: timedelta, *, limit: int = 1000) -> int:
+    async def cleanup_seen_events(self, older_than: timedelta, *, limit: int = 1000, turn: Turn | None = None) -> int:
+        if turn is not None:
+            turn.begin()
         old = await self._seen_long_ago.all(seconds=age_sec(older_than), limit=page_size(limit, 1000))
         return await self._forget_events.run(event_keys=[key for (key,) in old]) if old else 0
