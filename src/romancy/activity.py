@@ -18,7 +18,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
 import msgspec
 
-from .compensation import compensation_args, compensator_name, find_compensator
+from .compensation import compensation_args, compensator_name, undecorated
 from .engine.ambient import (
     CURRENT_ACTIVITY,
     CURRENT_RUN,
@@ -28,6 +28,7 @@ from .engine.ambient import (
 )
 from .engine.run import UNSTORABLE, Run
 from .engine.steps import Kind, Step
+from .engine.threads import in_thread
 from .errors import ActivityError, SerializationError
 from .retry import DEFAULT_RETRY, Retry
 from .serialization import Signature, StoredError, encode
@@ -89,7 +90,7 @@ class Activity(Generic[P, T]):
         self._compensator: str | None = None
         if compensate is not None:
             self._compensator = compensator_name(compensate)
-            self._undo = Signature(find_compensator(self._compensator), self._compensator)
+            self._undo = Signature(undecorated(compensate), self._compensator)
         self.__doc__ = function.__doc__
         self.__name__ = self.name
 
@@ -105,7 +106,7 @@ class Activity(Generic[P, T]):
     async def _invoke(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._is_async:
             return await self.fn(*args, **kwargs)
-        return await asyncio.to_thread(self.fn, *args, **kwargs)
+        return await in_thread(self.fn, *args, **kwargs)
 
     async def _invoke_safely(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function; `sys.exit()` in it ends the activity, and not the worker with all else that it runs."""

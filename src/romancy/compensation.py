@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from .engine.ambient import CURRENT_ACTIVITY, ActivityContext, current_run, is_being_cancelled
 from .engine.calls import call
-from .errors import ActivityError, RomancyError
+from .engine.run import INFRASTRUCTURE
+from .engine.threads import in_thread
+from .errors import ActivityError, RomancyError, SerializationError
 from .hooks import NOBODY, Observers, WatchedStep
 from .logs import about, log
 from .retry import Retry
@@ -21,10 +24,8 @@ from .storage import (
     HistoryEvent,
     HistoryEventType,
     Lock,
-    LockLostError,
-    OutcomeUnknownError,
+    OutboxEvent,
     SQLStorage,
-    TransientStorageError,
     WorkflowStatus,
 )
 
@@ -36,22 +37,29 @@ _LOCAL: dict[str, Callable[..., Any]] = {}
 
 def compensator_name(function: Callable[..., Any]) -> str:
     """The name under which a compensating function is stored, and found again in another process."""
-    plain = getattr(function, "fn", function)
+    plain = undecorated(function)
+    if not hasattr(plain, "__qualname__"):
+        raise TypeError(f"a compensation must be a function, which has a name: {function!r}")
     name = f"{home(plain)}:{plain.__qualname__}"
-    _LOCAL[name] = plain
+    _LOCAL[name] = function
     return name
 
 
 def find_compensator(name: str) -> Callable[..., Any]:
-    """The function of that name."""
+    """The function of that name, or the activity."""
     if name in _LOCAL:
         return _LOCAL[name]
     module, _, qualified = name.partition(":")
     try:
-        found = locate(module, qualified)
+        found: Callable[..., Any] = locate(module, qualified)
     except (ImportError, AttributeError) as error:
         raise RomancyError(f"the compensating function {name!r} cannot be found: {error}") from error
-    plain: Callable[..., Any] = getattr(found, "fn", found)
+    return found
+
+
+def undecorated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself, if it is an activity."""
+    plain: Callable[..., Any] = getattr(function, "fn", function)
     return plain
 
 
@@ -115,7 +123,7 @@ class Compensator:
         attempt = 1
         while True:
             with self._watch(entry, done_id, attempt) as watched:
-                watched.error = error = await self._attempt(entry, step)
+                watched.error = error = await self._attempt(entry, done_id, attempt, step)
             if error is None:
                 break
             log.warning(
@@ -134,7 +142,6 @@ class Compensator:
                 return False
             await asyncio.sleep(self._retry.pause_sec(attempt))
             attempt += 1
-        await self._storage.append_history(self._executed(entry, done_id), lock=self._lock)
         return True
 
     def _watch(self, entry: CompensationEntry, step_id: str, attempt: int) -> WatchedStep:
@@ -147,24 +154,27 @@ class Compensator:
             attempt=attempt,
         )
 
-    async def _attempt(self, entry: CompensationEntry, step: HistoryEvent | None) -> Exception | None:
-        context = ActivityContext(self._storage, entry.instance_id, f"compensation:{entry.id}", 1, transactional=False)
-        token = CURRENT_ACTIVITY.set(context)
+    async def _attempt(
+        self, entry: CompensationEntry, done_id: str, attempt: int, step: HistoryEvent | None
+    ) -> Exception | None:
+        """Undo a step and record that; else the error with which it failed."""
+        token = None
         try:
-            function = find_compensator(entry.activity_name)
-            signature = Signature(function, entry.activity_name)
-            stored = msgspec.json.decode(entry.args, type=_Stored)
-            kwargs: dict[str, msgspec.Raw] = msgspec.json.decode(stored.kwargs, type=dict[str, msgspec.Raw])
-            call = signature.decode_arguments(bytes(stored.kwargs).decode())
-            given = {name: value for name, value in call.arguments.items() if name in kwargs}
-            if signature.takes("result"):
-                given["result"] = self._result(step, stored)
-            if inspect.iscoroutinefunction(function):
-                await function(**given)
+            undo = find_compensator(entry.activity_name)
+            context = ActivityContext(
+                self._storage, entry.instance_id, done_id, attempt, transactional=getattr(undo, "transactional", False)
+            )
+            token = CURRENT_ACTIVITY.set(context)
+            call = functools.partial(undecorated(undo), **self._arguments(undecorated(undo), entry, step))
+            if context.transactional:
+                async with self._storage.transaction():
+                    await _invoke(call)
+                    await self._record(entry, done_id)
             else:
-                await asyncio.to_thread(function, **given)
-        except (LockLostError, OutcomeUnknownError, TransientStorageError):
-            raise  # the infrastructure's trouble, not the compensation's
+                await _invoke(call)
+                await self._record(entry, done_id, context.emitted)
+        except INFRASTRUCTURE:
+            raise  # not the compensation's trouble
         except asyncio.CancelledError as error:
             if is_being_cancelled():
                 raise
@@ -172,15 +182,33 @@ class Compensator:
         except Exception as error:
             return error
         finally:
-            CURRENT_ACTIVITY.reset(token)
+            if token is not None:
+                CURRENT_ACTIVITY.reset(token)
         return None
 
-    @staticmethod
-    def _result(step: HistoryEvent | None, stored: _Stored) -> Any:
-        """The step's recorded result; None if it may never have happened."""
-        if step is None or step.event_data is None:
-            return None if stored.result is None else msgspec.json.decode(stored.result)
-        return msgspec.json.decode(msgspec.json.decode(step.event_data, type=_Outcome).result)
+    def _arguments(
+        self, undo: Callable[..., Any], entry: CompensationEntry, step: HistoryEvent | None
+    ) -> dict[str, Any]:
+        """Those of the step that the function has parameters for, and the step's result."""
+        signature = Signature(undo, entry.activity_name)
+        stored = msgspec.json.decode(entry.args, type=_Stored)
+        kwargs: dict[str, msgspec.Raw] = msgspec.json.decode(stored.kwargs, type=dict[str, msgspec.Raw])
+        call = signature.decode_arguments(bytes(stored.kwargs).decode())
+        given = {name: value for name, value in call.arguments.items() if name in kwargs}
+        if signature.takes("result"):
+            given["result"] = _as_hinted(signature, _result(step, stored))
+        return given
+
+    async def _record(self, entry: CompensationEntry, done_id: str, emitted: Sequence[OutboxEvent] = ()) -> None:
+        """Write that a step is undone, and what was emitted meanwhile."""
+        executed = self._executed(entry, done_id)
+        if not emitted:
+            await self._storage.append_history(executed, lock=self._lock)
+            return
+        async with self._storage.transaction():
+            for event in emitted:
+                await self._storage.add_outbox_event(event)
+            await self._storage.append_history(executed, lock=self._lock)
 
     def _executed(self, entry: CompensationEntry, done_id: str) -> HistoryEvent:
         data: dict[str, Any] = {"activity_name": entry.activity_name, "compensation_id": entry.id}
@@ -196,11 +224,47 @@ class Compensator:
         )
 
 
+async def _invoke(call: functools.partial[Any]) -> None:
+    """Call a compensating function; `sys.exit()` in it is its error, and does not end the worker."""
+    try:
+        if inspect.iscoroutinefunction(call.func):
+            await call()
+            return
+        thread = in_thread(call)
+        try:
+            await asyncio.wait({thread})
+        except asyncio.CancelledError:
+            await asyncio.wait({thread})  # it cannot be stopped, and whoever is next must not undo beside it
+            raise
+        thread.result()
+    except SystemExit as error:
+        raise ActivityError("SystemExit", str(error)) from error
+
+
+def _result(step: HistoryEvent | None, stored: _Stored) -> msgspec.Raw:
+    """The step's recorded result; null if it may never have happened."""
+    if step is None or step.event_data is None:
+        return stored.result or msgspec.Raw(b"null")
+    return msgspec.json.decode(step.event_data, type=_Outcome).result
+
+
+def _as_hinted(signature: Signature, result: msgspec.Raw) -> Any:
+    """A step's result as `result` is hinted; as plain JSON if it does not fit, since undone the step must be."""
+    plain = msgspec.json.decode(result)
+    if plain is None:
+        return None
+    try:
+        return signature.decode_parameter("result", result)
+    except SerializationError:
+        return plain
+
+
 async def compensate_with(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     """From here on, should the workflow fail or be cancelled, undo with `function` and these arguments."""
     run = current_run("compensate_with")
+    _must_be_found_again(undecorated(function))
     name = compensator_name(function)
-    arguments = Signature(find_compensator(name), name).encode_arguments(args, kwargs)
+    arguments = Signature(undecorated(function), name).encode_arguments(args, kwargs)
     await call(
         "compensate_with",
         {"function": name, "arguments": msgspec.Raw(arguments.encode())},
@@ -215,3 +279,14 @@ async def compensate_with(function: Callable[..., Any], *args: Any, **kwargs: An
             record=record("null"),
         ),
     )
+
+
+def _must_be_found_again(function: Callable[..., Any]) -> None:
+    """RomancyError for what only this run has at hand: it would be missed later, or mistaken for another run's."""
+    name = getattr(function, "__qualname__", repr(function))
+    bound_to = getattr(function, "__self__", None)
+    if "<locals>" in name or not (bound_to is None or isinstance(bound_to, type)):
+        raise RomancyError(
+            f"compensate_with() cannot use {name}: any process must be able to find the function by its name;"
+            " define it at the top level of a module, and give it what it needs as arguments"
+        )

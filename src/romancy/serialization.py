@@ -103,6 +103,10 @@ class Signature:
         kind = self.result_type
         return decode(text, Any if kind is None or kind is type(None) else kind, f"the result of {self._name}")
 
+    def decode_parameter(self, name: str, text: str | msgspec.Raw) -> Any:
+        """One argument, as its type hint says."""
+        return decode(text, self._types[name], f"argument {name!r} of {self._name}")
+
     def takes(self, parameter: str) -> bool:
         """Whether the function has a parameter of this name."""
         return parameter in self._signature.parameters

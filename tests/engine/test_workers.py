@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+import threading
 
 import msgspec
 import pytest
@@ -180,3 +181,38 @@ def test_an_app_refuses_what_is_no_workflow() -> None:
         App("sqlite://:memory:", workflows=[test_an_app_refuses_what_is_no_workflow])  # type: ignore[list-item]
     with pytest.raises(DuplicateNameError):
         App("sqlite://:memory:", workflows=[quick, workflow(name="quick")(occupied.fn)])
+
+
+released = threading.Event()
+
+
+@activity
+def wait_for_release() -> None:
+    released.wait(10)
+
+
+@activity
+def at_once() -> str:
+    return "done"
+
+
+@workflow
+async def held_up() -> None:
+    await wait_for_release()
+
+
+@workflow
+async def prompt() -> str:
+    return await at_once()
+
+
+async def test_many_slow_threads_do_not_keep_a_quick_one_waiting(make_app: MakeApp) -> None:
+    app = await make_app(held_up, prompt)
+    released.clear()
+    slow = [await app.start(held_up) for _ in range(40)]
+    try:
+        assert await (await app.start(prompt)).result(5) == "done"
+    finally:
+        released.set()
+    for handle in slow:
+        await handle.result(10)
