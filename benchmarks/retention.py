@@ -85,12 +85,14 @@ class Load:
             await self._make(_HALF)
 
     async def _make(self, count: int) -> None:
-        for _ in range(0, count, _AT_ONCE):
-            await self._insert()
+        async with asyncio.TaskGroup() as group:
+            for first in range(self._made, self._made + count, _AT_ONCE):
+                group.create_task(self._insert(first))
+        self._made += count
 
-    async def _insert(self) -> None:
+    async def _insert(self, first: int) -> None:
         driver = self._storage.runner.driver
-        instance_id = joined(driver, "'i-'", f"({self._made} + n)")
+        instance_id = joined(driver, "'i-'", f"({first} + n)")
         ago = driver.seconds_after(driver.now(), "-3600")
         source = numbers(_AT_ONCE)
         steps = " UNION ALL ".join(f"SELECT {k} AS k" for k in range(_STEPS))
@@ -104,7 +106,6 @@ class Load:
                 INSERT INTO workflow_history (instance_id, activity_id, event_type, event_data)
                 SELECT {instance_id}, {joined(driver, "'step:'", "k")}, 'ActivityCompleted', '{{"result": 12345}}'
                   FROM {source} CROSS JOIN ({steps}) steps""")
-        self._made += _AT_ONCE
 
     async def _sweep(self, until: int) -> None:
         """Until so many have been removed, since the start."""

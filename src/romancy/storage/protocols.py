@@ -335,7 +335,7 @@ class OutboxManager(Protocol):
     async def cleanup_old_outbox_events(
         self, older_than: timedelta, *, limit: int = 1000, turn: Turn | None = None
     ) -> int:
-        """Delete up to `limit` events published longer ago; `turn` is told when it begins."""
+        """Delete up to `limit` events published longer ago."""
 
 
 class CompensationManager(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -19,7 +20,8 @@ LOCK = "romancy_sweeper"
 """The system lock of the one worker that sweeps."""
 
 _LONGEST_BATCH_SEC = 0.01
-"""What a batch should take: whoever writes to SQLite's one file waits no longer than that, some more on a bad day."""
+"""What a batch should take, beyond what every commit takes: whoever writes to SQLite's one file waits no longer than
+that, some more on a bad day."""
 _FIRST_BATCH = 10
 _SMALLEST_BATCH = 5
 """So that a database that is slow because it is full still becomes emptier."""
@@ -32,10 +34,14 @@ class Batch:
     def __init__(self) -> None:
         self.size = _FIRST_BATCH
         self.longest_sec = 0.0
+        self._fast_commit_sec = math.inf
 
-    def took(self, seconds: float) -> None:
+    def took(self, work_sec: float, commit_sec: float) -> None:
         """Learn from the last one: shrink at once, grow slowly."""
-        self.longest_sec = max(self.longest_sec, seconds)
+        self.longest_sec = max(self.longest_sec, work_sec + commit_sec)
+        # A smaller batch would not make a slow disk's commits faster, only more of them.
+        self._fast_commit_sec = min(commit_sec, 1.1 * self._fast_commit_sec)
+        seconds = work_sec + commit_sec - self._fast_commit_sec
         factor = min(max(_LONGEST_BATCH_SEC / max(seconds, 1e-6), 0.25), 1.5)
         self.size = min(max(int(self.size * factor + 0.5), _SMALLEST_BATCH), _LARGEST_BATCH)
 
@@ -92,12 +98,12 @@ class Sweeper(Service):
             size = chore.batch.size
             turn = Turn(_LONGEST_BATCH_SEC)
             deleted = await chore.delete(size, turn)
-            took = time.monotonic() - turn.began  # how long others waited for us, and not we for them
-            chore.batch.took(took)
+            done = time.monotonic()
+            chore.batch.took(turn.ended - turn.began, done - turn.ended)
             chore.deleted += deleted
             if deleted < size and not turn.cut_short:
                 break
-            await asyncio.sleep(took)
+            await asyncio.sleep(done - turn.began)
         if chore.deleted > before:
             log.info("swept %d %s", chore.deleted - before, chore.name)
 

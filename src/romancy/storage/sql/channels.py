@@ -399,11 +399,16 @@ class Channels(Ending):
     async def cleanup_old_channel_messages(
         self, older_than: timedelta, *, limit: int = 1000, turn: Turn | None = None
     ) -> int:
-        if turn is not None:
-            turn.begin()
         batch = page_size(limit, 1000)
         seconds = age_sec(older_than)
-        await self._forget_idle_channels(batch)
+        with turn or Turn():
+            await self._forget_idle_channels(batch)
+            deleted = await self._delete_received(seconds, batch)
+            await self._prune_receipts(batch)
+            return deleted
+
+    async def _delete_received(self, seconds: float, batch: int) -> int:
+        """Delete up to `batch` of the next old messages, where everybody has received them."""
         moment, message_id = self._message_reached
         looked_at = batch * _LOOKED_AT_PER_DELETED
         old = await self._old_messages.all(seconds=seconds, reached_at=moment, reached_id=message_id, limit=looked_at)
@@ -413,9 +418,7 @@ class Channels(Ending):
         if len(received) < batch:  # all that may go of this piece is going
             more = len(old) == looked_at
             self._message_reached = (self._decoded_time(old[-1][1]), ids[-1]) if more else (_LONG_AGO, 0)
-        deleted = await self._delete_messages.run(message_ids=received) if received else 0
-        await self._prune_receipts(batch)
-        return deleted
+        return await self._delete_messages.run(message_ids=received) if received else 0
 
     async def _forget_idle_channels(self, limit: int) -> None:
         some = [row[0] for row in await self._some_channels.all(reached=self._channel_reached, limit=limit)]

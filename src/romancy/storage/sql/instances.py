@@ -50,6 +50,7 @@ FAILED_ACTIVITY = "workflow_failed"
 CANCELLED_ACTIVITY = "workflow_cancelled"
 DEFAULT_LOCK_SEC = 60.0
 _DELETED_PER_LOOK = 10
+"""After so many instances a batch looks at the clock: nobody knows beforehand how long their histories are."""
 _AFTER_COMPENSATING = (WorkflowStatus.COMPENSATING, WorkflowStatus.FAILED, WorkflowStatus.CANCELLED)
 
 
@@ -317,23 +318,21 @@ class Instances(Listing):
     async def delete_finished_instances(
         self, older_than: timedelta, limit: int = 100, *, turn: Turn | None = None
     ) -> int:
-        if turn is not None:
-            turn.begin()
         wanted = page_size(limit)
         which = {"framework": self.framework, "seconds": age_sec(older_than)}
-        old = await self._old.all(**which, limit=wanted)
-        if len(old) < wanted:
-            old = [*old, *await self._old_and_theirs.all(**which, limit=wanted - len(old))]
-        # Nobody knows how long their histories are: who has a limited time looks at the clock now and then.
         at_once = wanted if turn is None else _DELETED_PER_LOOK
-        deleted = 0
-        for start in range(0, len(old), at_once):
-            if start and turn is not None and turn.is_over():
-                break
-            instance_ids = [instance_id for (instance_id,) in old[start : start + at_once]]
-            await self._uncontinue.run(instance_ids=instance_ids)
-            deleted += await self._delete.run(instance_ids=instance_ids)
-        return deleted
+        with turn or Turn() as turn:
+            old = await self._old.all(**which, limit=wanted)
+            if len(old) < wanted:
+                old = [*old, *await self._old_and_theirs.all(**which, limit=wanted - len(old))]
+            deleted = 0
+            for start in range(0, len(old), at_once):
+                if start and turn.is_over():
+                    break
+                instance_ids = [instance_id for (instance_id,) in old[start : start + at_once]]
+                await self._uncontinue.run(instance_ids=instance_ids)
+                deleted += await self._delete.run(instance_ids=instance_ids)
+            return deleted
 
     @operation(reads=True, by_key=True)
     async def current_time(self) -> datetime:

@@ -198,12 +198,9 @@ class Outbox(Manager):
     async def cleanup_old_outbox_events(
         self, older_than: timedelta, *, limit: int = 1000, turn: Turn | None = None
     ) -> int:
-        if turn is not None:
-            turn.begin()
-        old = await self._published_long_ago.all(seconds=age_sec(older_than), limit=page_size(limit, 1000))
-        if not old:
-            return 0
-        return await self._delete_events.run(event_ids=[event_id for (event_id,) in old])
+        with turn or Turn():
+            old = await self._published_long_ago.all(seconds=age_sec(older_than), limit=page_size(limit, 1000))
+            return await self._delete_events.run(event_ids=[event_id for (event_id,) in old]) if old else 0
 
 
 def clipped(error: str) -> str:

@@ -37,7 +37,6 @@ class SeenEvents(Channels):
 
     @operation
     async def cleanup_seen_events(self, older_than: timedelta, *, limit: int = 1000, turn: Turn | None = None) -> int:
-        if turn is not None:
-            turn.begin()
-        old = await self._seen_long_ago.all(seconds=age_sec(older_than), limit=page_size(limit, 1000))
-        return await self._forget_events.run(event_keys=[key for (key,) in old]) if old else 0
+        with turn or Turn():
+            old = await self._seen_long_ago.all(seconds=age_sec(older_than), limit=page_size(limit, 1000))
+            return await self._forget_events.run(event_keys=[key for (key,) in old]) if old else 0
