@@ -135,6 +135,8 @@ class Executor:
     def start(self, instance: WorkflowInstance, lock: Lock, *, newborn: bool = False) -> None:
         """Run an instance whose lock was just taken; a newborn one was created with it, and has no history."""
         before = self._executions.get(instance.instance_id)
+        if before is not None:
+            _abandon(before)  # its lock is gone, and it may be long until a write of its own tells it
         execution = self._executions[instance.instance_id] = Execution(instance, lock, newborn=newborn)
         self._watch(execution, resumed=lock.token > 1)  # here, where hooks still see who starts it
         execution.task = asyncio.create_task(
@@ -323,8 +325,18 @@ class Executor:
     def lost(self, lock: Lock) -> None:
         """A heartbeat's answer: another worker has the instance."""
         execution = self._executions.get(lock.instance_id)
-        if execution is not None and execution.lock.token == lock.token and execution.run is not None:
-            execution.run.stop(Ending.LOST)
+        if execution is not None and execution.lock.token == lock.token:
+            _abandon(execution)
+
+    def lost_touch(self) -> None:
+        """No heartbeat is answered: stop what others may have taken over by now."""
+        now = self._clock.now()
+        for execution in self._executions.values():
+            if execution.lock.expires_at <= now:
+                log.warning(
+                    "instance %s: its lock has run out", execution.instance_id, extra=about(execution.instance_id)
+                )
+                _abandon(execution)
 
     async def stop(self, drain_sec: float) -> None:
         """Let running instances come to rest for a while, then hand back what still runs."""
@@ -339,6 +351,14 @@ class Executor:
         for run in self._warm.values():
             run.tear_down()
         self._warm.clear()
+
+
+def _abandon(execution: Execution) -> None:
+    """Stop what is being done with a lock that is no longer ours: another worker may be doing the same already."""
+    if execution.run is not None:
+        execution.run.stop(Ending.LOST)
+    elif execution.task is not None:
+        execution.task.cancel()  # it compensates, or has not begun
 
 
 def _count(counts: dict[str, int], instance_id: str) -> int:

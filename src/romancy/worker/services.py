@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -56,8 +57,10 @@ async def for_each(work: Iterable[Awaitable[Any]]) -> None:
 class Service(ABC):
     """Looks for work when woken, and every `poll_sec` if there is one; a database outage is logged and waited out."""
 
-    def __init__(self, poll_sec: float | None = None) -> None:
+    def __init__(self, poll_sec: float | None = None, longest_pause_sec: float = _LONGEST_PAUSE_SEC) -> None:
         self._poll_sec = poll_sec
+        self._longest_pause_sec = longest_pause_sec
+        """After a failed look."""
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
@@ -74,7 +77,7 @@ class Service(ABC):
                 if not again:
                     await self._rest(self._poll_sec)
             except* Exception as trouble:
-                trouble_sec = min(max(1.0, 2 * trouble_sec), _LONGEST_PAUSE_SEC)
+                trouble_sec = min(max(1.0, 2 * trouble_sec), self._longest_pause_sec)
                 log.warning("%s waits %.1f s: %s", type(self).__name__, trouble_sec, trouble.exceptions[0])
             if trouble_sec:
                 await self._rest(trouble_sec)
@@ -177,21 +180,41 @@ class Heart(Service):
     """Keeps our locks alive, and tells runs that theirs is lost or that they were cancelled."""
 
     def __init__(self, storage: SQLStorage, executor: Executor, settings: Settings) -> None:
-        super().__init__(settings.heartbeat_sec)
+        # Not gentle after a failure: what was tried too late is lost.
+        super().__init__(settings.heartbeat_sec, longest_pause_sec=settings.heartbeat_sec)
         self._storage = storage
         self._executor = executor
+        self._heartbeat_sec = settings.heartbeat_sec
         self._lock_timeout_sec = settings.lock_timeout_sec
+        self._answered_at = time.monotonic()
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._listen())
+            await super().run()
+
+    async def _listen(self) -> None:
+        """Notice when nobody answers for longer than locks last; a look may be stuck meanwhile."""
+        while True:
+            await asyncio.sleep(self._heartbeat_sec)
+            if time.monotonic() - self._answered_at > self._lock_timeout_sec:
+                self._executor.lost_touch()
 
     async def look(self) -> bool:
+        began = time.monotonic()
+        await self._beat()
+        self._answered_at = began
+        return False
+
+    async def _beat(self) -> None:
         locks = self._executor.locks
         if not locks:
-            return False
+            return
         for lock, answer in zip(locks, await self._storage.refresh_locks(locks, self._lock_timeout_sec), strict=True):
             if isinstance(answer, LockLostError):
                 self._executor.lost(lock)
             elif answer is not None:
                 self._executor.heard(answer)
-        return False
 
 
 class Timekeeper(Service):

@@ -1,0 +1,144 @@
+"""What happens to a run whose lock is gone: it stops, at once, whoever notices."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from romancy import App, TerminalError, WorkflowHandle, activity, compensate_with, workflow
+from romancy.storage import SQLStorage, TransientStorageError
+from tests.engine.conftest import QUICK, MakeApp
+from tests.engine.crashing import expire_locks
+from tests.engine.test_messages import until
+
+DEAF = msgspec.structs.replace(QUICK, heartbeat_sec=60.0, lock_timeout_sec=120.0)
+"""Never asks whether its locks are still its own."""
+
+log: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+async def _fresh_log() -> AsyncIterator[None]:
+    log.clear()
+    yield
+    log.append("over")
+
+
+async def linger() -> None:
+    """Take very long the first time."""
+    log.append("began")
+    try:
+        while log.count("began") == 1:
+            await asyncio.sleep(0.01)
+    finally:
+        log.append("ended")
+
+
+@activity
+async def lingering() -> None:
+    await linger()
+
+
+@workflow
+async def charged() -> None:
+    await lingering()
+
+
+@workflow
+async def undone() -> None:
+    await compensate_with(linger)
+    raise TerminalError("after all")
+
+
+async def begun(app: App, what: Any) -> WorkflowHandle[None]:
+    handle = await app.start(what)
+
+    async def began() -> bool:
+        return "began" in log
+
+    await until(began)
+    return handle
+
+
+@pytest.mark.parametrize("what", [charged, undone], ids=["activity", "compensation"])
+async def test_an_attempt_ends_before_the_same_worker_makes_the_next(
+    storage: SQLStorage, make_app: MakeApp, what: Any
+) -> None:
+    app = await make_app(what, settings=DEAF)
+    handle = await begun(app, what)
+    await expire_locks(storage)
+
+    async def finished() -> bool:
+        return (await handle.instance()).status in ("completed", "failed")
+
+    await until(finished)
+    assert log == ["began", "ended", "began", "ended"]
+
+
+@pytest.mark.parametrize("what", [charged, undone], ids=["activity", "compensation"])
+async def test_an_attempt_ends_when_another_worker_has_the_lock(
+    storage: SQLStorage, make_app: MakeApp, what: Any
+) -> None:
+    handle = await begun(await make_app(what), what)
+    async with storage.transaction():
+        await expire_locks(storage)
+        assert await storage.try_acquire_lock(handle.id, "rival", 60)
+
+    async def ended() -> bool:
+        return log == ["began", "ended"]
+
+    await until(ended)
+
+
+@pytest.mark.parametrize("how", ["fail", "hang"])
+async def test_an_attempt_ends_when_its_lock_has_run_out_because_no_heartbeat_is_answered(
+    storage: SQLStorage, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    app = await make_app(charged)
+
+    async def unanswered(*_: Any) -> None:
+        if how == "hang":
+            await asyncio.Event().wait()
+        raise TransientStorageError("the line is cut")
+
+    async def nothing(*_: Any, **__: Any) -> list[Any]:
+        return []
+
+    monkeypatch.setattr(app.storage, "refresh_locks", unanswered)
+    monkeypatch.setattr(app.storage, "claim_resumable_workflows", nothing)
+    handle = await begun(app, charged)
+
+    async def taken_over() -> bool:
+        return await storage.try_acquire_lock(handle.id, "rival", 60) is not None
+
+    async def ended() -> bool:
+        return "ended" in log
+
+    await until(taken_over)
+    await until(ended)
+    assert log == ["began", "ended"]
+
+
+async def test_heartbeats_that_fail_are_repeated_before_the_lock_runs_out(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = await make_app(charged)
+    refresh_locks, failures = app.storage.refresh_locks, iter(range(4))
+
+    async def troubled(*args: Any) -> Any:
+        if next(failures, None) is not None:
+            raise TransientStorageError("the database starts again")
+        log.append("refreshed")
+        return await refresh_locks(*args)
+
+    monkeypatch.setattr(app.storage, "refresh_locks", troubled)
+    handle = await begun(app, charged)
+
+    async def refreshed() -> bool:
+        return "refreshed" in log
+
+    await until(refreshed)
+    assert (await handle.instance()).lock_token == 1
+    assert log.count("began") == 1
