@@ -170,16 +170,21 @@ async def _measure(database: Database, instances: int) -> bool:
 
 def _compare(alone: list[float], beside: list[float]) -> bool:
     """Print what small writes took without and with the sweeper; whether it kept nobody waiting for long."""
-    print(f"  {'a small write':<28} {'median':>10} {'99 %':>10} {'99.9 %':>10} {'longest':>10}")
+    print(f"  {'a small write':<28} {'how many':>9} {'median':>10} {'99 %':>10} {'99.9 %':>10} {'longest':>10}")
     for name, waits in (("while the sweeper rests", alone), ("while it works", beside)):
-        found = [sorted(waits)[int(len(waits) * part)] for part in (0.5, 0.99, 0.999)]
-        print(f"  {name:<28} " + " ".join(f"{wait * 1000:>7.1f} ms" for wait in [*found, max(waits)]))
-    beyond = max(beside) - max(alone)
+        found = [_quantile(waits, part) for part in (0.5, 0.99, 0.999, 1.0)]
+        print(f"  {name:<28} {len(waits):>9,} " + " ".join(f"{wait * 1000:>7.1f} ms" for wait in found))
+    # Not the longest of all: a disk that stands still for a second now and then meets either of them.
+    beyond = _quantile(beside, 0.999) - _quantile(alone, 0.999)
     well = beyond <= LONGEST_WAIT_SEC
     print(
-        f"  longest beyond the other: {beyond * 1000:.1f} ms, at most {LONGEST_WAIT_SEC * 1000:g} ms: {_verdict(well)}"
+        f"  99.9 % wait at most {beyond * 1000:.1f} ms longer, at most {LONGEST_WAIT_SEC * 1000:g} ms: {_verdict(well)}"
     )
     return well
+
+
+def _quantile(values: list[float], part: float) -> float:
+    return sorted(values)[min(int(len(values) * part), len(values) - 1)]
 
 
 def _verdict(well: bool) -> str:
