@@ -2,10 +2,10 @@
 
     python -m benchmarks.retention --databases sqlite --instances 500000
 
-Finished instances with five steps each come in by the hundred, and somebody else makes small writes all the time. Half
-of the instances come while the sweeper rests, half while it removes them: what a small write takes longer then is the
-sweeper's doing, whatever else the machine is busy with. Sizes are those of the database (on SQLite also of its
-write-ahead log) after each tenth.
+Finished instances with five steps each come in by the hundred, with some messages, events and keys, all of them kept
+long enough, and somebody else makes small writes all the time. Half of the instances come while the sweeper rests, half
+while it removes them: what a small write takes longer then is the sweeper's doing, whatever else the machine is busy
+with. Sizes are those of the database (on SQLite also of its write-ahead log) after each tenth.
 """
 
 from __future__ import annotations
@@ -39,6 +39,16 @@ _AT_ONCE = 100
 _HALF = 500
 """How many come while the sweeper rests, and again while it works."""
 _STEPS = 5
+_PER_MESSAGE = 10
+"""For so many instances there is a message, an event and a seen key."""
+_LEFT = {
+    "workflow_instances": 1,
+    "workflow_history": 0,
+    "channel_messages": 0,
+    "outbox_events": 0,
+    "romancy_seen_events": 0,
+}
+"""Afterwards: whoever writes is not finished."""
 _SIZES = {
     "postgres": "SELECT pg_database_size(current_database())",
     "mysql": """
@@ -53,7 +63,8 @@ class Load:
     def __init__(self, storage: SQLStorage, instances: int) -> None:
         self._storage = storage
         self._instances = instances
-        retention = Retention(instances=timedelta(minutes=1))
+        minute = timedelta(minutes=1)
+        retention = Retention(instances=minute, messages=minute, events=minute, seen_events=minute)
         self._sweeper = Sweeper(storage, "sweeper", retention)
         self._swept = self._sweeper.chores[0]
         self._made = 0
@@ -76,9 +87,15 @@ class Load:
                 await self._report()
             writing.cancel()
 
+    async def finish(self) -> None:
+        """What the last sweep has left of the last round."""
+        await self._sweeper.look()
+
     async def _round(self) -> None:
         self._waits = self.alone
         await self._make(_HALF)
+        while len(self.alone) < len(self.beside) // 4:  # creating them is quicker than removing them
+            await asyncio.sleep(0.01)
         self._waits = self.beside
         async with asyncio.TaskGroup() as group:
             group.create_task(self._sweep(self._made + _HALF))
@@ -106,6 +123,17 @@ class Load:
                 INSERT INTO workflow_history (instance_id, activity_id, event_type, event_data)
                 SELECT {instance_id}, {joined(driver, "'step:'", "k")}, 'ActivityCompleted', '{{"result": 12345}}'
                   FROM {source} CROSS JOIN ({steps}) steps""")
+            for table, columns, values in (
+                ("channel_messages", "message_id, channel, data_type, data, published_at", "'news', 'json', '{}',"),
+                (
+                    "outbox_events",
+                    "event_id, event_type, event_source, event_data, status, published_at",
+                    "'paid', 'orders', '{}', 'published',",
+                ),
+                ("romancy_seen_events", "event_key, seen_at", ""),
+            ):
+                fewer = numbers(_AT_ONCE // _PER_MESSAGE)
+                await conn.execute(f"INSERT INTO {table} ({columns}) SELECT {instance_id}, {values} {ago} FROM {fewer}")
 
     async def _sweep(self, until: int) -> None:
         """Until so many have been removed, since the start."""
@@ -161,6 +189,11 @@ async def _measure(database: Database, instances: int) -> bool:
         await storage.create_instance(WorkflowInstance("somebody", "load"))
         load = Load(storage, instances)
         await load.run()
+        await load.finish()
+    for table, left in _LEFT.items():
+        found = await database.count(table)
+        if found != left:
+            raise AssertionError(f"{found} rows are left in {table}, not {left}")
     growth = max(load.sizes[4:]) / max(load.sizes[:4])
     print(f"  growth after the first third: {growth:.2f}×, at most {MOST_GROWTH}×: {_verdict(growth <= MOST_GROWTH)}")
     short = load.longest_log <= LONGEST_LOG_MB
