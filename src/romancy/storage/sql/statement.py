@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_type_hints, overload
 
 import msgspec
@@ -29,6 +30,8 @@ T = TypeVar("T")
 RowT = TypeVar("RowT")
 Encoder = Callable[[Any], Any]
 Decoder = Callable[[Any], Any]
+Decode = Callable[[Sequence[Any]], list[Any]]
+"""Turns all rows of an answer into values at once."""
 
 
 class Want(Enum):
@@ -39,6 +42,10 @@ class Want(Enum):
     VALUE = "value"
     COUNT = "count"
     ID = "id"
+
+
+# Under names of their own: before Python 3.12 looking a member up costs more than the comparison it is needed for.
+ONE, ALL, VALUE, COUNT, ID = Want.ONE, Want.ALL, Want.VALUE, Want.COUNT, Want.ID
 
 
 class Query(Generic[T]):
@@ -75,7 +82,7 @@ class NativeQuery(Query[T]):
         text: str,
         args: Sequence[Any],
         want: Want,
-        decode: Decoder | None = None,
+        decode: Decode | None = None,
         *,
         within_sec: float | None = None,
     ) -> None:
@@ -133,23 +140,23 @@ class Statement(Generic[RowT]):
 
     def one(self, **params: Any) -> Query[RowT | None]:
         """The first row, or None."""
-        return Query(self, params, Want.ONE)
+        return Query(self, params, ONE)
 
     def all(self, **params: Any) -> Query[list[RowT]]:
         """All rows."""
-        return Query(self, params, Want.ALL)
+        return Query(self, params, ALL)
 
     def value(self, **params: Any) -> Query[Any]:
         """The first column of the first row, or None."""
-        return Query(self, params, Want.VALUE)
+        return Query(self, params, VALUE)
 
     def run(self, **params: Any) -> Query[int]:
         """The number of rows written (on every database: rows matched, not rows changed)."""
-        return Query(self, params, Want.COUNT)
+        return Query(self, params, COUNT)
 
     def insert(self, **params: Any) -> Query[int | None]:
         """The id of the one row inserted, or None when none was."""
-        return Query(self, params, Want.ID)
+        return Query(self, params, ID)
 
 
 @overload
@@ -183,7 +190,7 @@ FRAGMENTS: dict[str, str] = {}
 class Rendered:
     """A statement as one driver speaks it."""
 
-    __slots__ = ("binders", "decode", "duplicate_is_nothing", "name", "text", "within_sec")
+    __slots__ = ("_encoders", "_pick", "binders", "decode", "duplicate_is_nothing", "name", "text", "within_sec")
 
     def __init__(
         self,
@@ -192,7 +199,7 @@ class Rendered:
         binders: tuple[tuple[str, Encoder | None], ...],
         *,
         duplicate_is_nothing: bool,
-        decode: Decoder | None,
+        decode: Decode | None,
         within_sec: float | None = None,
     ) -> None:
         self.within_sec = within_sec
@@ -200,12 +207,24 @@ class Rendered:
         self.name = name
         self.text = text
         self.binders = binders
+        self._pick = _picker([name for name, _ in binders])
+        self._encoders = [(at, encode) for at, (_, encode) in enumerate(binders) if encode is not None]
         self.duplicate_is_nothing = duplicate_is_nothing
         self.decode = decode
 
     def bind(self, params: Mapping[str, Any]) -> list[Any]:
         """The parameters in the order the driver wants them."""
-        return [params[name] if encode is None else encode(params[name]) for name, encode in self.binders]
+        values = list(self._pick(params))
+        for at, encode in self._encoders:
+            values[at] = encode(values[at])
+        return values
+
+
+def _picker(names: Sequence[str]) -> Callable[[Mapping[str, Any]], Iterable[Any]]:
+    """What takes the parameters of these names, in this order."""
+    if len(names) > 1:
+        return itemgetter(*names)  # every statement comes this way: no loop of ours
+    return lambda params: [params[name] for name in names]
 
 
 _HOOK = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
@@ -240,33 +259,41 @@ def expand_hooks(text: str, driver: Driver, lists: set[str]) -> str:
     return text
 
 
-def _lenient(enum: type[Enum]) -> Decoder:
-    """Look a value up in a StrEnum; one that another framework invented stays a plain string."""
-    known: Mapping[str, Any] = {str(member.value): member for member in enum}
-    return lambda value: known.get(value, value)
+class _Known(dict[Any, Any]):
+    """The members of a StrEnum by value; what another framework invented stays a plain string, and None is None."""
+
+    def __missing__(self, value: Any) -> Any:
+        return value
 
 
 _ENUMS: dict[Any, Decoder] = {
-    enum: _lenient(enum) for enum in (WorkflowStatus, HistoryEventType, OutboxStatus, ChannelMode)
+    enum: _Known({str(member.value): member for member in enum}).__getitem__
+    for enum in (WorkflowStatus, HistoryEventType, OutboxStatus, ChannelMode)
 }
 
 
-def row_decoder(row: Callable[..., Any], driver: Driver) -> Decoder:
-    """Turn a driver's row into a `row`, converting only the columns whose type the driver does not deliver."""
+def _optional(decode: Decoder) -> Decoder:
+    return lambda value: None if value is None else decode(value)
+
+
+def row_decoder(row: Callable[..., Any], driver: Driver) -> Decode:
+    """Turn a driver's rows into `row`s, converting only the columns whose type the driver does not deliver."""
     conversions: list[tuple[int, Decoder]] = []
     for index, (_, hint) in enumerate(get_type_hints(row).items()):
         members = set(get_args(hint)) or {hint}
         if datetime in members and driver.decode_time is not None:
-            conversions.append((index, driver.decode_time))
+            conversions.append((index, _optional(driver.decode_time)))
         for member in members & _ENUMS.keys():
             conversions.append((index, _ENUMS[member]))
 
-    def decode(values: Any) -> Any:
-        fields = list(values)
+    def decode(rows: Sequence[Any]) -> list[Any]:
+        # Column by column: so the loops over many rows are the interpreter's own.
+        columns: list[Iterable[Any]] = list(zip(*rows, strict=True))
+        if not columns:
+            return []
         for index, convert in conversions:
-            if fields[index] is not None:
-                fields[index] = convert(fields[index])
-        return row(*fields)
+            columns[index] = map(convert, columns[index])
+        return list(map(row, *columns))
 
     return decode
 

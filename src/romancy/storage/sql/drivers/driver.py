@@ -36,9 +36,15 @@ def utc_naive(moment: datetime) -> datetime:
     if moment.tzinfo is None:
         raise ValueError(f"a time must know its zone: {moment!r}")
     try:
-        return moment.astimezone(UTC).replace(tzinfo=None)
+        in_utc = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
     except OverflowError as error:
         raise ValueError(f"a time must be within the years 1 to 9999 of UTC: {moment!r}") from error
+    return datetime.combine(in_utc, in_utc.time())
+
+
+def aware(moment: datetime) -> datetime:
+    """UTC wall-clock time as a time that knows its zone."""
+    return datetime.combine(moment, moment.time(), UTC)  # `replace` takes four times as long
 
 
 class Bucket(NamedTuple):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import accumulate
 from typing import Any
 
 from ...input_filters import check_filter_value, json_path_keys
 from ..checks import can_be_stored
 from ..statement import Encoder, Many
-from .driver import Binders, Bucket, Driver, utc_naive
+from .driver import Binders, Bucket, Driver, aware, utc_naive
 
 _KEY_BYTES = 100
 _UNCLEAR = "CAST('?' AS BINARY)"
@@ -54,7 +54,7 @@ class MySQLDriver(Driver):
     @staticmethod
     def decode_time(moment: datetime) -> datetime:
         """The tables keep UTC wall-clock time without a zone."""
-        return moment.replace(tzinfo=UTC)
+        return aware(moment)
 
     def encode_time(self, moment: datetime) -> datetime:
         return utc_naive(moment)

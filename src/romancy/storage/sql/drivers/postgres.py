@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from ...input_filters import check_filter_value, json_path_keys
 from ..checks import can_be_stored
 from ..statement import Many, Rendered
-from .driver import Binders, Bucket, Driver, utc_naive
+from .driver import Binders, Bucket, Driver, aware, utc_naive
 
 
 class PostgresDriver(Driver):
@@ -21,7 +21,7 @@ class PostgresDriver(Driver):
     @staticmethod
     def decode_time(moment: datetime) -> datetime:
         """The tables keep UTC wall-clock time without a zone."""
-        return moment.replace(tzinfo=UTC)
+        return aware(moment)
 
     def encode_time(self, moment: datetime) -> datetime:
         return utc_naive(moment)

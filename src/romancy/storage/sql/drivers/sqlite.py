@@ -34,7 +34,10 @@ class SQLiteDriver(Driver):
     @staticmethod
     def decode_time(text: str) -> datetime:
         """``YYYY-MM-DD HH:MM:SS[.ffffff]`` in UTC, with or without the fraction that other frameworks leave out."""
-        return datetime.fromisoformat(text).replace(tzinfo=UTC)
+        try:
+            return datetime.fromisoformat(text + "+00:00")
+        except ValueError:  # it says more than that
+            return datetime.fromisoformat(text).replace(tzinfo=UTC)
 
     def encode_time(self, moment: datetime) -> str:
         return utc_naive(moment).isoformat(" ", "microseconds")

@@ -18,13 +18,13 @@ class Job:
         self.loop = loop
         self.future: asyncio.Future[Any] = loop.create_future()
         self.settled = False
-        self.start_over()
-
-    def start_over(self) -> None:
-        """Forget what an earlier attempt has brought."""
         self.result: Any = None
         self.error: BaseException | None = None
         self.hints: list[Hint] = []
+
+    def start_over(self) -> None:
+        """Forget what an earlier attempt has brought."""
+        self.result, self.error, self.hints = None, None, []
 
     def fail(self, error: BaseException) -> None:
         """Nothing came of it."""

@@ -22,7 +22,7 @@ from ...errors import (
 from ...urls import DatabaseURL
 from ..drivers.mysql import MySQLDriver
 from ..rows import Row
-from ..statement import Many, NativeQuery, Query, Rendered, Statement, Want
+from ..statement import ALL, COUNT, ID, ONE, Many, NativeQuery, Query, Rendered, Statement, Want
 from .pool import Connection
 from .server import ServerRunner
 from .trouble import Trouble
@@ -90,7 +90,7 @@ class MySQLConnection(Connection):
         except my.IntegrityError as error:
             if not self._is_nothing(error, rendered):
                 raise
-            return 0 if query.want is Want.COUNT else None
+            return 0 if query.want is COUNT else None
         return self._answer(query, rendered)
 
     async def execute_together(self, queries: Sequence[Query[Any]]) -> list[Any]:
@@ -144,7 +144,7 @@ class MySQLConnection(Connection):
                 # What follows it in the message has not been run.
                 if not self._is_nothing(error, spelled[len(answers)][1]):
                     raise
-                answers.append(0 if queries[len(answers)].want is Want.COUNT else None)
+                answers.append(0 if queries[len(answers)].want is COUNT else None)
         return answers
 
     def _spelled(self, query: Query[Any]) -> tuple[str, Rendered]:
@@ -172,21 +172,21 @@ class MySQLConnection(Connection):
     def _answer(self, query: Query[Any], rendered: Rendered) -> Any:
         """What the query wants of the result that was read last."""
         result = self.raw._result
-        match query.want:
-            case Want.COUNT:
-                return result.affected_rows
-            case Want.ID:
-                return result.insert_id if result.affected_rows > 0 else None
+        want = query.want
+        if want is COUNT:
+            return result.affected_rows
+        if want is ID:
+            return result.insert_id if result.affected_rows > 0 else None
         rows = result.rows or ()
         if rendered.decode is not None:
-            rows = [rendered.decode(row) for row in rows]
+            rows = rendered.decode(rows)
         elif isinstance(query, NativeQuery):
             rows = Row.many(rows, result.description or ())
-        if query.want is Want.ALL:
+        if want is ALL:
             return rows
         if not rows:
             return None
-        return rows[0] if query.want is Want.ONE else rows[0][0]
+        return rows[0] if want is ONE else rows[0][0]
 
     async def control(self, statement: str) -> None:
         await self.raw.query(statement)

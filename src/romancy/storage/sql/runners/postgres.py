@@ -20,7 +20,7 @@ from ...errors import (
 from ...urls import DatabaseURL
 from ..drivers.postgres import PostgresDriver
 from ..rows import Row
-from ..statement import Many, NativeQuery, Query, Statement, Want
+from ..statement import ALL, COUNT, ONE, Many, NativeQuery, Query, Statement, Want
 from .pool import Connection
 from .server import ServerRunner
 from .trouble import Trouble
@@ -56,22 +56,22 @@ class PostgresConnection(Connection):
         rendered, args = query.resolve(self._driver)
         want = query.want
         try:
-            if want is Want.COUNT:
+            if want is COUNT:
                 status: str = await self.raw.execute(rendered.text, *args)
                 count = status.rpartition(" ")[2]
                 return int(count) if count.isdigit() else 0
-            if want is Want.ALL:
+            if want is ALL:
                 rows = await self.raw.fetch(rendered.text, *args, timeout=rendered.within_sec)
                 if rendered.decode is None:
                     return [_row(row) for row in rows] if isinstance(query, NativeQuery) else rows
-                return [rendered.decode(row) for row in rows]
+                return rendered.decode(rows)
             row = await self.raw.fetchrow(rendered.text, *args)
             if row is None:
                 return None
-            if want is not Want.ONE:
+            if want is not ONE:
                 return row[0]
             if rendered.decode is not None:
-                return rendered.decode(row)
+                return rendered.decode([row])[0]
             return _row(row) if isinstance(query, NativeQuery) else row
         except TimeoutError as error:
             if rendered.within_sec is None:
@@ -117,22 +117,23 @@ class PostgresConnection(Connection):
     ) -> None:
         """Run one statement with many arguments in one message; each row says which of them it answers."""
         rendered = self._driver.rendered(queries[numbers[0]].statement)
-        text = self._driver.numbered(rendered, counted=want is Want.COUNT)
+        text = self._driver.numbered(rendered, counted=want is COUNT)
         arguments = [(*rendered.bind(queries[number].params), number) for number in numbers]
         rows = await self.raw.fetchmany(text, arguments)
-        if want is Want.ALL:
+        found = [row[1:] for row in rows]
+        if want is not ALL and want is not ONE:
+            values = [row[0] for row in found]
+        else:
+            values = found if rendered.decode is None else rendered.decode(found)
+        if want is ALL:
             for number in numbers:
                 answers[number] = []
-        for row in rows:
-            number, *values = row
-            if want is Want.ONE or want is Want.ALL:
-                value = values if rendered.decode is None else rendered.decode(values)
-                if want is Want.ALL:
-                    answers[number].append(value)
-                elif answers[number] is None:
-                    answers[number] = value
+        for row, value in zip(rows, values, strict=True):
+            number = row[0]
+            if want is ALL:
+                answers[number].append(value)
             elif answers[number] is None:
-                answers[number] = values[0]
+                answers[number] = value
 
     async def _end_what_was_begun(self) -> None:
         """asyncpg refuses an argument after the server has begun the statement, whose locks then stay: end it."""

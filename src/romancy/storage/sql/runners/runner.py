@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from ...errors import StorageClosedError
@@ -25,6 +25,20 @@ Probe = Callable[[str, str], None]
 """Called with a point ("before statement", "after commit") and an operation's name; tests raise from it."""
 
 
+class _Forks:
+    """How many forks lie between this process and the one that imported us: asking for its id costs every call."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        os.register_at_fork(after_in_child=self._in_child)
+
+    def _in_child(self) -> None:
+        self.count += 1
+
+
+_forks = _Forks()
+
+
 class BaseRunner(ABC):
     """Runs operations on one database."""
 
@@ -37,6 +51,7 @@ class BaseRunner(ABC):
         """The largest payload the server accepts, once it was asked."""
         self.closed = False
         self.pid = os.getpid()
+        self._forks = _forks.count
         self._under_way = 0
         self.probe: Probe | None = None
         self.listeners: list[Callable[[list[Hint]], None]] = []
@@ -56,7 +71,7 @@ class BaseRunner(ABC):
             self._under_way -= 1
 
     @abstractmethod
-    async def _run_outside(self, call: Call[T]) -> T:
+    def _run_outside(self, call: Call[T]) -> Coroutine[Any, Any, T]:
         """Run the operation outside any transaction of a user's."""
 
     @abstractmethod
@@ -87,7 +102,7 @@ class BaseRunner(ABC):
 
     def check_process(self) -> None:
         """StorageClosedError in a forked child: connections cannot be shared with its parent."""
-        if os.getpid() != self.pid:
+        if _forks.count != self._forks:
             raise StorageClosedError("this process was forked from the one that opened the storage; open its own")
 
     def announce(self, hints: list[Hint]) -> None:

@@ -17,10 +17,11 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,9 +35,9 @@ from ...errors import (
 )
 from ...input_filters import scalar_at
 from ..drivers.sqlite import SQLiteDriver
-from ..operation import Call, Hint, drive
+from ..operation import Call, Execute, Hint, drive
 from ..rows import Row
-from ..statement import NativeQuery, Query, Want
+from ..statement import ALL, COUNT, ID, ONE, NativeQuery, Query
 from ..transactions import Session, Transactions
 from .job import Job
 from .runner import BaseRunner, undoing
@@ -95,10 +96,10 @@ class SQLiteRunner(BaseRunner):
 
     # Callers' side.
 
-    async def _run_outside(self, call: Call[T]) -> T:
+    def _run_outside(self, call: Call[T]) -> Coroutine[Any, Any, T]:
         if call.traits.reads and not self.in_memory:
-            return await self._read(call)
-        return await self._write(call)
+            return self._read(call)
+        return self._write(call)
 
     async def open(self) -> None:
         """Open the file; a clear error when that cannot be done."""
@@ -142,11 +143,11 @@ class SQLiteRunner(BaseRunner):
 
     def _hand_in(self, job: Job) -> None:
         """Let it go with whatever else has arrived when the event loop comes round."""
-        if self._home is None or self._home.is_closed():
-            self._home, self._arrived = job.loop, []
         if job.loop is not self._home:
-            self._enqueue([job])
-            return
+            if self._home is not None and not self._home.is_closed():
+                self._enqueue([job])
+                return
+            self._home, self._arrived = job.loop, []
         if not self._arrived:
             job.loop.call_soon(self._dispatch)
         self._arrived.append(job)
@@ -313,11 +314,7 @@ class SQLiteRunner(BaseRunner):
         return self._reader_threads
 
     def _read_on(self, connection: sqlite3.Connection, call: Call[T]) -> T:
-        def execute(query: Query[Any]) -> Any:
-            self.note("before statement", call)
-            return self._execute(connection, query)
-
-        return drive(call.start(), execute, [])
+        return drive(call.start(), self._answering(connection, call), [])
 
     # The writer thread.
 
@@ -330,9 +327,7 @@ class SQLiteRunner(BaseRunner):
                 stopping |= self._sort(self._queue.get(), waiting, sessions)
             while not self._queue.empty():
                 stopping |= self._sort(self._queue.get(), waiting, sessions)
-            # Heartbeats first; the sort is stable, so everybody else keeps their turn.
-            waiting.sort(key=lambda job: not job.call.traits.urgent)
-            batch, waiting = waiting[:_LARGEST_BATCH], waiting[_LARGEST_BATCH:]
+            batch, waiting = self._next_batch(waiting)
             with self._writing:
                 if batch:
                     self._serve(batch)
@@ -344,6 +339,14 @@ class SQLiteRunner(BaseRunner):
                     self._checkpoint()
         self._stopped = True
         self._refuse_queued()
+
+    @staticmethod
+    def _next_batch(waiting: list[Job]) -> tuple[list[Job], list[Job]]:
+        """Whose turn it is, and who waits on."""
+        if any(job.call.traits.urgent for job in waiting):
+            # Heartbeats first; the sort is stable, so everybody else keeps their turn.
+            waiting.sort(key=lambda job: not job.call.traits.urgent)
+        return waiting[:_LARGEST_BATCH], waiting[_LARGEST_BATCH:]
 
     def _serve(self, batch: list[Job]) -> None:
         try:
@@ -383,8 +386,9 @@ class SQLiteRunner(BaseRunner):
                 self._run_in_batch(connection, job, alone=len(batch) == 1)
             if connection.in_transaction:
                 self._commit(connection)
-            for job in batch:
-                self.note("after commit", job.call)
+            if self.probe is not None:
+                for job in batch:
+                    self.note("after commit", job.call)
         except TransactionGone as gone:
             self._abandon(connection)
             self._one_by_one(batch, gone.error)
@@ -414,6 +418,7 @@ class SQLiteRunner(BaseRunner):
             self._refuse(batch, error)
             return
         for job in batch:
+            job.start_over()
             self._commit_together([job])
 
     def _refuse(self, batch: list[Job], error: BaseException) -> None:
@@ -426,7 +431,6 @@ class SQLiteRunner(BaseRunner):
                 job.fail(error)
 
     def _run_in_batch(self, connection: sqlite3.Connection, job: Job, *, alone: bool) -> None:
-        job.start_over()
         # One statement undoes itself; alone, the whole transaction is the savepoint.
         traits = job.call.traits
         guarded = not alone and (traits.own_sql or not traits.autocommit)
@@ -441,16 +445,11 @@ class SQLiteRunner(BaseRunner):
 
     def _drive(self, connection: sqlite3.Connection, call: Call[T], hints: list[Hint], *, guarded: bool) -> T:
         """Run an operation inside the open transaction; on an error nothing of it is left, if `guarded`."""
-
-        def execute(query: Query[Any]) -> Any:
-            self.note("before statement", call)
-            return self._execute(connection, query)
-
         try:
             if guarded:
                 connection.execute("SAVEPOINT operation")
             try:
-                result = drive(call.start(), execute, hints)
+                result = drive(call.start(), self._answering(connection, call), hints)
             except BaseException as error:
                 if not connection.in_transaction:
                     # Disk full and its like end the whole transaction, whatever savepoints there are.
@@ -505,6 +504,17 @@ class SQLiteRunner(BaseRunner):
 
     # Statements.
 
+    def _answering(self, connection: sqlite3.Connection, call: Call[Any]) -> Execute:
+        """What answers an operation's queries."""
+        if self.probe is None:
+            return partial(self._execute, connection)
+
+        def execute(query: Query[Any]) -> Any:
+            self.note("before statement", call)
+            return self._execute(connection, query)
+
+        return execute
+
     def _execute(self, connection: sqlite3.Connection, query: Query[Any]) -> Any:
         rendered, args = query.resolve(self.driver)
         if self._abandoned:
@@ -515,15 +525,15 @@ class SQLiteRunner(BaseRunner):
         try:
             cursor = connection.execute(rendered.text, args)
             want = query.want
-            if want is Want.COUNT:
+            if want is COUNT:
                 return cursor.rowcount
-            if want is Want.ID:
+            if want is ID:
                 return cursor.lastrowid if cursor.rowcount > 0 else None
-            if want is Want.ALL:
+            if want is ALL:
                 rows: list[Any] = cursor.fetchall()
                 if rendered.decode is None:
                     return Row.many(rows, cursor.description) if isinstance(query, NativeQuery) else rows
-                return [rendered.decode(row) for row in rows]
+                return rendered.decode(rows)
             row = cursor.fetchone()
             description = cursor.description
             cursor.close()
@@ -536,10 +546,10 @@ class SQLiteRunner(BaseRunner):
                 connection.set_progress_handler(None, 0)
         if row is None:
             return None
-        if want is not Want.ONE:
+        if want is not ONE:
             return row[0]
         if rendered.decode is not None:
-            return rendered.decode(row)
+            return rendered.decode([row])[0]
         return Row.many([row], description)[0] if isinstance(query, NativeQuery) else row
 
     def translate(self, error: BaseException) -> StorageError:
