@@ -27,7 +27,7 @@ from .engine.ambient import (
     is_being_cancelled,
 )
 from .engine.run import UNSTORABLE, Run
-from .engine.steps import Kind, Step
+from .engine.steps import Kind, Outcome, Step
 from .engine.threads import in_thread
 from .errors import ActivityError, SerializationError
 from .retry import DEFAULT_RETRY, Retry
@@ -77,6 +77,7 @@ class Activity(Generic[P, T]):
     ) -> None:
         self.fn = function
         self.name = check_name(name or str(getattr(function, "__name__", "")))
+        self._name_json = encode(self.name, "a name")
         self.retry = retry
         self.timeout_sec = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         self.transactional = transactional
@@ -101,7 +102,12 @@ class Activity(Generic[P, T]):
         run = CURRENT_RUN.get()
         if run is None:
             return cast(T, await self._invoke(args, kwargs))
-        return cast(T, await self._ask(run, args, kwargs).future)
+        input_json = self.signature.encode_arguments(args, kwargs)
+        step_id = run.next_step_id(self.name)
+        outcome = run.replayed(step_id, self.name, input_json)
+        if outcome is not None:
+            return cast(T, self.signature.decode_result(outcome.result))
+        return cast(T, await self._ask(run, step_id, input_json).future)
 
     async def _invoke(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._is_async:
@@ -115,13 +121,8 @@ class Activity(Generic[P, T]):
         except SystemExit as error:
             raise ActivityError("SystemExit", str(error)) from error
 
-    def _ask(self, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step:
-        step = run.ask(
-            Kind.ACTIVITY,
-            self.name,
-            input_json=self.signature.encode_arguments(args, kwargs),
-            decode=self.signature.decode_result,
-        )
+    def _ask(self, run: Run, step_id: str, input_json: str) -> Step:
+        step = run.ask(Kind.ACTIVITY, self.name, step_id, input_json=input_json, decode=self.signature.decode_result)
         step.perform = functools.partial(self._perform, run, step)
         return step
 
@@ -136,16 +137,17 @@ class Activity(Generic[P, T]):
             return
         try:
             self._check_arguments(run, step)
-            await self._register_compensation(run, step)
+            if self._compensator is not None:
+                await self._register_compensation(run, step, self._compensator)
         except (SerializationError, *UNSTORABLE) as unstorable:
             await run.record(self._failed(run, step, unstorable))
             return
         while True:
             with run.watch(step, attempt) as watched:
                 failure = await self._attempt(run, step, attempt)
-                watched.error = None if failure is None else failure.error
-            if failure is None:
-                return
+                if failure is None:
+                    return
+                watched.failed(failure.error)
             error, elapsed_sec = failure.error, (run.now() - first_at).total_seconds()
             if failure.took_effect or not self.retry.allows(error, attempt, elapsed_sec):
                 await run.record(self._failed(run, step, error, took_effect=failure.took_effect))
@@ -172,17 +174,16 @@ class Activity(Generic[P, T]):
             size, limit = len(step.input_json.encode()), run.storage.payload_limit
             raise PayloadTooLargeError(f"the arguments of {self.name}", size, limit)
 
-    async def _register_compensation(self, run: Run, step: Step) -> None:
+    async def _register_compensation(self, run: Run, step: Step, compensator: str) -> None:
         """Before the first attempt: an effect must never be left without its compensation."""
-        if self._compensator is not None:
-            arguments = self.signature.with_defaults(step.input_json, self._undo)
-            entry = CompensationEntry(
-                instance_id=run.instance_id,
-                activity_id=step.id,
-                activity_name=self._compensator,
-                args=compensation_args(self._compensator, arguments),
-            )
-            await run.storage.add_compensation(entry, lock=run.lock)
+        arguments = self.signature.with_defaults(step.input_json, self._undo)
+        entry = CompensationEntry(
+            instance_id=run.instance_id,
+            activity_id=step.id,
+            activity_name=compensator,
+            args=compensation_args(compensator, arguments),
+        )
+        await run.storage.add_compensation(entry, lock=run.lock)
 
     async def _attempt(self, run: Run, step: Step, attempt: int) -> Failure | None:
         """Try once and record success; else how it failed. What is the infrastructure's trouble is raised."""
@@ -208,11 +209,13 @@ class Activity(Generic[P, T]):
         return None
 
     async def _timed(self, step: Step) -> Any:
-        call = self.signature.decode_arguments(step.input_json)
+        args, kwargs = self.signature.decode_arguments(step.input_json)
         if not self._is_async:
-            return await self._in_thread(call.args, call.kwargs)
+            return await self._in_thread(args, kwargs)
+        if self.timeout_sec is None:
+            return await self._invoke_safely(args, kwargs)
         async with asyncio.timeout(self.timeout_sec):
-            return await self._invoke_safely(call.args, call.kwargs)
+            return await self._invoke_safely(args, kwargs)
 
     async def _in_thread(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A thread cannot be stopped: past its timeout it is left to itself, but a cancelled one is waited for."""
@@ -238,7 +241,9 @@ class Activity(Generic[P, T]):
         try:
             result = self.signature.encode_result(value)
             if not context.emitted:
-                await run.record(self._completed(run, step, result))
+                at = run.timestamp()
+                outcome = Outcome(self.name, result=msgspec.Raw(result.encode()), at=at)
+                await run.record(self._completed(run, step, result, at), outcome)
                 return None
 
             async def write() -> HistoryEvent:
@@ -255,20 +260,21 @@ class Activity(Generic[P, T]):
     async def _write(self, run: Run, step: Step, result: str, context: ActivityContext) -> HistoryEvent:
         for event in context.emitted:
             await run.storage.add_outbox_event(event)
-        completed = self._completed(run, step, result)
+        completed = self._completed(run, step, result, run.timestamp())
         appended = await run.storage.append_history(completed, lock=run.lock)
         return msgspec.structs.replace(completed, id=appended.id)
 
-    def _completed(self, run: Run, step: Step, result: str) -> HistoryEvent:
-        about = f'"activity_name": {encode(self.name, "a name")}, "result": {result}, "input_hash": "{step.input_hash}"'
+    def _completed(self, run: Run, step: Step, result: str, at: float) -> HistoryEvent:
+        about = f'"activity_name": {self._name_json}, "result": {result}, "input_hash": "{step.input_hash}"'
         completed = run.event(
             step.id,
             HistoryEventType.ACTIVITY_COMPLETED,
             f'{{{about}, "input": {{"args": [], "kwargs": {step.input_json}}}}}',
+            at,
         )
         if run.fits(completed.event_data or ""):
             return completed
-        return run.event(step.id, HistoryEventType.ACTIVITY_COMPLETED, f"{{{about}}}")  # the hash tells enough
+        return run.event(step.id, HistoryEventType.ACTIVITY_COMPLETED, f"{{{about}}}", at)  # the hash tells enough
 
     def _failed(
         self, run: Run, step: Step, error: Exception, *, attempt: int | None = None, **details: Any

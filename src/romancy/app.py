@@ -12,6 +12,7 @@ from uuid import uuid4
 import msgspec
 
 from .channels import DIRECT, metadata_text, payload
+from .engine.run import Ended
 from .errors import (
     DuplicateNameError,
     UnknownWorkflowError,
@@ -51,6 +52,9 @@ class _Output(msgspec.Struct):
     result: msgspec.Raw = msgspec.Raw(b"null")
 
 
+_outputs = msgspec.json.Decoder(_Output)
+
+
 class WorkflowHandle(Generic[T]):
     """An instance, from any process: wait for its result, look at it, cancel it."""
 
@@ -66,18 +70,18 @@ class WorkflowHandle(Generic[T]):
         """Wait for the end: the result, or WorkflowFailedError, WorkflowCancelledError, TimeoutError."""
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         async with asyncio.timeout(seconds):
-            instance = await self._app._finished(self.id)
-        return cast(T, await self._outcome(instance))
+            ended = await self._app._finished(self.id)
+        return cast(T, await self._outcome(ended))
 
-    async def _outcome(self, instance: WorkflowInstance) -> Any:
-        match instance.status:
+    async def _outcome(self, ended: Ended) -> Any:
+        match ended.status:
             case WorkflowStatus.COMPLETED:
-                raw = msgspec.json.decode(instance.output_data or "{}", type=_Output).result
+                raw = _outputs.decode(ended.output_data or "{}").result
                 return msgspec.json.decode(raw) if self._signature is None else self._signature.decode_result(raw)
             case WorkflowStatus.CANCELLED:
                 raise WorkflowCancelledError(self.id, await self._cancel_reason())
         error = msgspec.json.decode(
-            instance.output_data or '{"error_type": "unknown", "error_message": ""}', type=StoredError
+            ended.output_data or '{"error_type": "unknown", "error_message": ""}', type=StoredError
         )
         raise WorkflowFailedError(self.id, error.error_type, error.error_message)
 
@@ -243,23 +247,25 @@ class App:
         """Send a message to one instance."""
         await self.publish(f"{channel}:{instance_id}", data, metadata=metadata)
 
-    async def _finished(self, instance_id: str) -> WorkflowInstance:
-        """Wait until an instance has finished: told by a hint, else by looking."""
+    async def _finished(self, instance_id: str) -> Ended:
+        """Wait until an instance has finished: told by our own worker or by a hint, else by looking."""
         told = asyncio.Event()
         self._waiting.setdefault(instance_id, set()).add(told)
         pause = _FIRST_LOOK_SEC
         try:
             while True:
                 # What our own worker runs cannot well have finished before it rests: asking meanwhile is in vain.
-                running = None if self.worker is None else self.worker.executor.task_of(instance_id)
-                if running is not None:
-                    await asyncio.wait({running}, timeout=_LONGEST_LOOK_SEC)
+                running = None if self.worker is None else self.worker.executor.execution_of(instance_id)
+                if running is not None and running.task is not None:
+                    await asyncio.wait({running.task}, timeout=_LONGEST_LOOK_SEC)
+                    if running.ended is not None:
+                        return running.ended
                 told.clear()
                 instance = await self.storage.get_instance(instance_id)
                 if instance is None:
                     raise InstanceNotFoundError(instance_id)
                 if instance.status in FINISHED:
-                    return instance
+                    return Ended(instance.status, instance.output_data)
                 if running is not None:
                     continue
                 try:

@@ -123,9 +123,10 @@ class Compensator:
         attempt = 1
         while True:
             with self._watch(entry, done_id, attempt) as watched:
-                watched.error = error = await self._attempt(entry, done_id, attempt, step)
-            if error is None:
-                break
+                error = await self._attempt(entry, done_id, attempt, step)
+                if error is None:
+                    break
+                watched.failed(error)
             log.warning(
                 "compensation %s of %s failed: %s",
                 entry.activity_name,
@@ -192,9 +193,7 @@ class Compensator:
         """Those of the step that the function has parameters for, and the step's result."""
         signature = Signature(undo, entry.activity_name)
         stored = msgspec.json.decode(entry.args, type=_Stored)
-        kwargs: dict[str, msgspec.Raw] = msgspec.json.decode(stored.kwargs, type=dict[str, msgspec.Raw])
-        call = signature.decode_arguments(bytes(stored.kwargs).decode())
-        given = {name: value for name, value in call.arguments.items() if name in kwargs}
+        given = signature.decode_by_parameter(bytes(stored.kwargs).decode())
         if signature.takes("result"):
             given["result"] = _as_hinted(signature, _result(step, stored))
         return given

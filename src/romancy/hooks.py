@@ -112,7 +112,7 @@ class Observers:
 
     def step(self, **about: Any) -> WatchedStep:
         """Tell of an attempt: ``with observers.step(…) as watched:`` around it."""
-        return WatchedStep(self, about)
+        return WatchedStep(self, about) if self._hooks else UNWATCHED
 
 
 class WatchedWorkflow:
@@ -143,29 +143,29 @@ class WatchedWorkflow:
 
 
 class WatchedStep:
-    """An attempt at a step; set `error` if it failed without raising."""
+    """An attempt at a step; tell it if that `failed` without raising."""
 
-    __slots__ = ("_about", "_observers", "_since", "error")
+    __slots__ = ("_about", "_error", "_observers", "_since")
 
     def __init__(self, observers: Observers, about: dict[str, Any]) -> None:
         self._observers = observers
         self._about = about
         self._since = 0.0
-        self.error: BaseException | None = None
+        self._error: BaseException | None = None
+
+    def failed(self, error: BaseException) -> None:
+        self._error = error
 
     def __enter__(self) -> Self:
-        if self._observers:
-            self._since = time.monotonic()
-            self._observers.tell("on_step_started", StepEvent(**self._about))
+        self._since = time.monotonic()
+        self._observers.tell("on_step_started", StepEvent(**self._about))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._observers:
-            return
         duration = time.monotonic() - self._since
-        error = raised or self.error
+        error = raised or self._error
         if error is None:
             self._observers.tell("on_step_finished", StepEvent(**self._about, duration_sec=duration))
             return
@@ -173,4 +173,18 @@ class WatchedStep:
         self._observers.tell("on_step_failed", failed)
 
 
+class _UnwatchedStep(WatchedStep):
+    """An attempt at a step that nobody wants to hear of."""
+
+    __slots__ = ()
+
+    def failed(self, error: BaseException) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None: ...
+
+
 NOBODY = Observers()
+UNWATCHED = _UnwatchedStep(NOBODY, {})

@@ -8,8 +8,9 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypedDict, get_type_hints
 
 import msgspec
 
@@ -42,9 +43,17 @@ def encode(value: Any, what: str) -> str:
 def decode(text: str | bytes | msgspec.Raw, kind: Any, what: str) -> Any:
     """The value of a JSON text, as the type `kind`."""
     try:
-        return msgspec.json.decode(text, type=kind, dec_hook=_decode_unknown)
+        return _decoder(kind).decode(text)
     except (TypeError, ValueError, msgspec.MsgspecError) as error:
-        raise SerializationError(f"{what} is stored, but does not fit its type hint: {error}") from error
+        raise _unfit(what, error) from error
+
+
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind, dec_hook=_decode_unknown)
+
+
+def _unfit(what: str, error: Exception) -> SerializationError:
+    return SerializationError(f"{what} is stored, but does not fit its type hint: {error}")
 
 
 class Signature:
@@ -70,15 +79,38 @@ class Signature:
             return dict(zip(self._positional, args, strict=True))  # what most calls are, in a twentieth of the time
         return dict(self._signature.bind(*args, **kwargs).arguments)
 
-    def decode_arguments(self, text: str) -> inspect.BoundArguments:
+    def decode_arguments(self, text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, by position and by name, from a JSON object by parameter."""
+        arguments = self.decode_by_parameter(text)
+        if self._named is not None:
+            return (), arguments
+        call = inspect.BoundArguments(self._signature, arguments)
+        return call.args, call.kwargs
+
+    def decode_by_parameter(self, text: str) -> dict[str, Any]:
         """The arguments of a call, from a JSON object by parameter."""
+        if self._named is not None:
+            try:
+                return self._named.decode(text)
+            except (TypeError, ValueError, msgspec.MsgspecError):
+                pass  # one by one it turns out which of them does not fit
         stored = decode(text, dict[str, msgspec.Raw], f"the input of {self._name}")
-        arguments = {
+        return {
             name: decode(stored[name], self._stored_type(parameter), f"argument {name!r} of {self._name}")
             for name, parameter in self._signature.parameters.items()
             if name in stored
         }
-        return inspect.BoundArguments(self._signature, arguments)
+
+    @cached_property
+    def _named(self) -> msgspec.json.Decoder[dict[str, Any]] | None:
+        """Reads all arguments at once, if each of them can be given by its name and has a type that can be read."""
+        by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        if any(parameter.kind not in by_name for parameter in self._signature.parameters.values()):
+            return None
+        try:
+            return _decoder(TypedDict("Arguments", self._types, total=False))  # type: ignore[operator]  # known at run time
+        except TypeError:
+            return None
 
     def with_defaults(self, text: str, other: Signature) -> str:
         """Stored arguments, and the defaults of those that were not given but that another function takes."""
@@ -100,8 +132,15 @@ class Signature:
         return encode(result, f"the result of {self._name}")
 
     def decode_result(self, text: str | msgspec.Raw) -> Any:
+        try:
+            return self._result.decode(text)
+        except (TypeError, ValueError, msgspec.MsgspecError) as error:
+            raise _unfit(f"the result of {self._name}", error) from error
+
+    @cached_property
+    def _result(self) -> msgspec.json.Decoder[Any]:
         kind = self.result_type
-        return decode(text, Any if kind is None or kind is type(None) else kind, f"the result of {self._name}")
+        return _decoder(Any if kind is None or kind is type(None) else kind)
 
     def decode_parameter(self, name: str, text: str | msgspec.Raw) -> Any:
         """One argument, as its type hint says."""

@@ -58,8 +58,8 @@ class Workflow(Generic[P, T]):
 
     def body(self, input_json: str) -> Callable[[], Coroutine[Any, Any, T]]:
         """The function, ready to be called with stored arguments."""
-        call = self.signature.decode_arguments(input_json)
-        return lambda: self.fn(*call.args, **call.kwargs)
+        args, kwargs = self.signature.decode_arguments(input_json)
+        return lambda: self.fn(*args, **kwargs)
 
 
 @overload

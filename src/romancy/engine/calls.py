@@ -46,7 +46,12 @@ async def call(function: str, arguments: dict[str, Any], perform: Perform) -> An
     same transaction as the effect.
     """
     run = current_run(function)
-    step = run.ask(Kind.CALL, function, input_json=encode(arguments, f"an argument of {function}"))
+    input_json = encode(arguments, f"an argument of {function}")
+    step_id = run.next_step_id(function)
+    outcome = run.replayed(step_id, function, input_json)
+    if outcome is not None:
+        return msgspec.json.decode(outcome.result)
+    step = run.ask(Kind.CALL, function, step_id, input_json=input_json)
 
     def record(result: str) -> HistoryEvent:
         data = (
@@ -60,7 +65,7 @@ async def call(function: str, arguments: dict[str, Any], perform: Perform) -> An
             try:
                 await perform(record)
             except THE_BODYS_FAULT as error:
-                watched.error = error
+                watched.failed(error)
                 failed = {**msgspec.structs.asdict(StoredError.of(error)), "activity_name": function}
                 failure = run.event(step.id, HistoryEventType.ACTIVITY_FAILED, encode(failed, "an error"))
                 await run.storage.append_history(failure, lock=run.lock)

@@ -17,6 +17,7 @@ class DatabaseClock:
     def __init__(self, storage: SQLStorage) -> None:
         self._storage = storage
         self._moment: datetime | None = None
+        self._timestamp = 0.0
         self._read_at = 0.0
 
     async def read(self) -> datetime:
@@ -28,8 +29,13 @@ class DatabaseClock:
     def told(self, moment: datetime) -> None:
         """The database has just said what time it is, together with something else."""
         self._moment, self._read_at = moment, time.monotonic()
+        self._timestamp = moment.timestamp()
 
     def now(self) -> datetime:
         """What the database would answer."""
         assert self._moment is not None, "the clock is read before anything runs"
         return self._moment + timedelta(seconds=time.monotonic() - self._read_at)
+
+    def timestamp(self) -> float:
+        """The same in seconds."""
+        return self._timestamp + time.monotonic() - self._read_at

@@ -12,7 +12,7 @@ import asyncio
 import contextvars
 import functools
 import hashlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, NoReturn, Protocol
 
@@ -43,7 +43,8 @@ class WorkflowTask(asyncio.Task[Any]):
         self.path = path
         self._number = number
         self.children = 0
-        self.calls: Counter[str] = Counter()
+        self.calls: dict[str, int] = {}
+        """How often steps of a name were asked for."""
         super().__init__(*args, **kwargs)
 
     def __hash__(self) -> int:
@@ -62,6 +63,11 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self._closed = False
         self.unhandled: list[dict[str, Any]] = []
         self.tasks: set[WorkflowTask] = set()
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether something else could run than what is running."""
+        return bool(self._ready)
 
     def run_until_blocked(self) -> None:
         """Run everything that is ready, and what that makes ready, until every task waits for something durable."""

@@ -11,7 +11,7 @@ import asyncio
 import contextvars
 import functools
 import traceback
-from collections import Counter
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime, timedelta
 from enum import Enum
@@ -27,7 +27,6 @@ from ..storage import (
     ChannelWait,
     HistoryEvent,
     HistoryEventType,
-    HistoryIterator,
     InstanceNotFoundError,
     InstanceWait,
     InvalidJSONError,
@@ -50,12 +49,13 @@ from ..storage.models import Wait
 from .ambient import CURRENT_RUN
 from .clock import DatabaseClock
 from .loop import WorkflowLoop, WorkflowTask
-from .steps import Kind, Step, step_id
+from .steps import Kind, Outcome, Step, recorded_outcome, step_id
 
 CANCELLED = "workflow_cancelled"
 LIFE = ("workflow_failed", CANCELLED)
 COMPENSATION = "compensation:"
 _POLL_SEC = 0.5
+_PAGE = 1000
 
 INFRASTRUCTURE = (LockLostError, OutcomeUnknownError, StorageClosedError, TransientStorageError)
 """Troubles between us and the database: never errors of a workflow, never attempts of an activity."""
@@ -72,6 +72,14 @@ class Ending(Enum):
     COMPENSATE = "compensate"
     RECURRED = "recurred"
     LOST = "lost"
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """What has become of an instance."""
+
+    status: WorkflowStatus
+    output_data: str | None
+    error_type: str | None = None
 
 
 class Teardown(BaseException):
@@ -96,8 +104,11 @@ class Attempts(msgspec.Struct):
 class _Unwritten:
     """What a task has to record, and what came of it: somebody else may write it."""
 
-    def __init__(self, event: HistoryEvent) -> None:
+    __slots__ = ("error", "event", "outcome", "settled")
+
+    def __init__(self, event: HistoryEvent, outcome: Outcome | None) -> None:
         self.event = event
+        self.outcome = outcome
         self.settled = False
         self.error: BaseException | None = None
 
@@ -116,7 +127,9 @@ class Run:
     ) -> None:
         self.storage = storage
         self.instance = instance
+        self.instance_id = instance.instance_id
         self.lock = lock
+        self._payload_limit = storage.payload_limit
         self._encode_result = signature.encode_result
         self.encode_arguments = signature.encode_arguments
         self.loop = WorkflowLoop(self, instance.instance_id)  # type: ignore[abstract]  # what it leaves out, it refuses
@@ -129,7 +142,9 @@ class Run:
         self._ending: set[asyncio.Task[None]] = set()
         """Attempts that were given up and have yet to end."""
         self._withdrawn: set[str] = set()
-        self._calls_outside: Counter[str] = Counter()
+        self._upcoming: deque[HistoryEvent] = deque()
+        """What was recorded and read, and has yet to reach the body."""
+        self._calls_outside: dict[str, int] = {}
         """How often steps of a name were asked for by no task."""
         self._registered: set[str] = set()
         """The waits that the database has of this instance."""
@@ -139,16 +154,24 @@ class Run:
         self._writing = asyncio.Lock()
         self._unwritten: list[_Unwritten] = []
         self._progress = asyncio.Event()
+        """Set when `_go_on` has to look again at what there is to do."""
+        self._performing = False
+        """Whether activities may be started: neither while history is read nor when the run ends."""
+        self._beside: list[Wait] = []
+        """What `_go_on` waits for beside activities."""
+        self._surroundings = contextvars.copy_context()
+        """The context in which activities run."""
         self._failure: BaseException | None = None
         self._tearing_down = False
         self.live = False
         self.last_id = 0
         self.now = clock.now
+        self.timestamp = clock.timestamp
         self._history_time = (instance.started_at or clock.now()).timestamp()
         self.stopped: Ending | None = None
         self.observers = NOBODY
-        self.outcome: tuple[WorkflowStatus, str | None] = (WorkflowStatus.COMPLETED, None)
-        """How the body ended: the status that this led to, and the type of its error."""
+        self.ended: Ended | None = None
+        """How the instance ended, once that is stored."""
 
     def watch(self, step: Step, attempt: int = 1) -> WatchedStep:
         """Tell hooks of an attempt at a step."""
@@ -160,10 +183,6 @@ class Run:
             kind=str(step.kind),
             attempt=attempt,
         )
-
-    @property
-    def instance_id(self) -> str:
-        return self.instance.instance_id
 
     def time(self) -> float:
         """The time of the loop: when what the body saw last was recorded, so that it is the same on every replay."""
@@ -179,8 +198,7 @@ class Run:
                     self._registered.update(await self.storage.get_awaited_steps(self.instance_id))
                 self._start_body()
                 if not newborn:
-                    async for event in HistoryIterator(self.storage, self.instance_id):
-                        self._replay(event)
+                    await self._replay_rest()
             self.live = True
             return await self._until_it_ends()
         finally:
@@ -191,13 +209,7 @@ class Run:
         self.lock = lock
         self.stopped = None
         try:
-            page = await self.storage.get_history_paginated(self.instance_id, self.last_id, 1000)
-            for event in page.events:
-                self._replay(event)
-            if page.has_more:
-                async for event in HistoryIterator(self.storage, self.instance_id):
-                    if (event.id or 0) > self.last_id:
-                        self._replay(event)
+            await self._replay_rest()
             return await self._until_it_ends()
         finally:
             await self._stop_doing()
@@ -207,6 +219,30 @@ class Run:
         context.run(CURRENT_RUN.set, self)
         self._root = self.loop.create_task(self._body(), context=context)
         self.loop.run_until_blocked()
+
+    async def _replay_rest(self) -> None:
+        """Take what is recorded, and was not seen yet, to the body; a page at a time."""
+        more = True
+        while more:
+            page = await self.storage.get_history_paginated(self.instance_id, self.last_id, _PAGE)
+            self._upcoming.extend(page.events)
+            while self._upcoming:
+                self._replay(self._upcoming.popleft())
+            more = page.has_more
+
+    def replayed(self, step_id: str, name: str, input_json: str) -> Outcome | None:
+        """What is recorded of a step that the body asks for, if that is what the body would see next anyway.
+
+        It is, if the record is the next one in history and no other task could go on before it is handed in: then the
+        body need not even stop to wait for it.
+        """
+        if not self._upcoming or self._upcoming[0].activity_id != step_id or self.loop.has_ready:
+            return None
+        outcome = recorded_outcome(self._upcoming[0], name, input_json)
+        if outcome is not None:
+            self.last_id = self._upcoming.popleft().id or self.last_id
+            self._history_time = max(self._history_time, outcome.at)
+        return outcome
 
     def _replay(self, event: HistoryEvent) -> None:
         """Take one recorded event to where the body waits for it."""
@@ -230,8 +266,11 @@ class Run:
         retry_at = stored.get("retry_at")
         noted.retry_at = datetime.fromisoformat(retry_at) if retry_at else None
 
-    def deliver(self, event: HistoryEvent) -> None:
-        """Hand a recorded result to the step that waits for it, and let the body go on."""
+    def deliver(self, event: HistoryEvent, outcome: Outcome | None = None) -> None:
+        """Hand a recorded result to the step that waits for it, and let the body go on.
+
+        Whoever has just recorded it says what its outcome is: there is nothing to read or to check.
+        """
         self.last_id = max(self.last_id, event.id or 0)
         if "#" in event.activity_id:
             self._end_pause(event.activity_id.partition("#")[0])
@@ -241,19 +280,23 @@ class Run:
             if event.activity_id in self._withdrawn:
                 return
             raise NonDeterminismError(self._unexpected(event))
-        step.check(event)
+        if outcome is None:
+            step.check(event)
+        else:
+            step.outcome = outcome
         self._new.pop(step.id, None)  # a replay would else keep every step it has ever seen
         self._doing.pop(step.id, None)
         self._history_time = max(self._history_time, step.recorded_at(event))
         step.settle(event)
         self.loop.run_until_blocked()
-        self._progress.set()
+        self._go_on_with_activities()
 
     def pause(self, step: Step, attempt: int, until: datetime) -> None:
         """Let a step wait durably for its next attempt: neither lock nor memory is held meanwhile."""
         step.wait = TimerSubscription(
             instance_id=self.instance_id, timer_id=f"{step.id}#{attempt}-pause", expires_at=until
         )
+        self._progress.set()
 
     def _end_pause(self, step_id: str) -> None:
         step = self._pending.get(step_id)
@@ -270,6 +313,8 @@ class Run:
 
     async def _until_it_ends(self) -> Ending:
         """Go on; a write that is refused because the lock is lost or the instance was cancelled is an end, too."""
+        self._surroundings = contextvars.copy_context()
+        self._performing = True
         try:
             return await self._go_on()
         except LockLostError:
@@ -290,7 +335,7 @@ class Run:
                 raise self._failure
             if self._root.done():
                 return await self._finish(self._root)
-            call = self._start_new_steps()
+            call = self._start_activities()
             if call is not None:
                 async with self._writing:
                     await call()
@@ -299,16 +344,33 @@ class Run:
             elif not await self._suspend():
                 return Ending.SUSPENDED
 
-    def _start_new_steps(self) -> Callable[[], Awaitable[None]] | None:
-        """Start activities; a call is returned, to be made before anything else."""
+    def _start_activities(self) -> Callable[[], Awaitable[None]] | None:
+        """Start what the body has asked for, in order; a call is returned, to be made before anything else."""
         while self._new:
             step = self._new.pop(next(iter(self._new)))
             if step.id not in self._pending or step.perform is None:
                 continue
             if step.kind is Kind.CALL:
                 return step.perform
-            self._doing[step.id] = asyncio.create_task(self._perform(step), name=f"{self.instance_id}:{step.id}")
+            self._start(step)
         return None
+
+    def _start(self, step: Step) -> None:
+        # Not in the context of whoever starts it, which may be another activity's.
+        self._doing[step.id] = asyncio.create_task(
+            self._perform(step), name=f"{self.instance_id}:{step.id}", context=self._surroundings.copy()
+        )
+
+    def _go_on_with_activities(self) -> None:
+        """After a result has reached the body: start the next activity here, or leave the rest to `_go_on`."""
+        undisturbed = self._performing and not self._beside and self.stopped is None and self._failure is None
+        if undisturbed and len(self._new) == 1:
+            (step,) = self._new.values()
+            if step.kind is Kind.ACTIVITY:
+                self._new.clear()
+                self._start(step)
+                return
+        self._progress.set()
 
     async def _perform(self, step: Step) -> None:
         assert step.perform is not None, "an activity can be performed"
@@ -320,11 +382,12 @@ class Run:
             self._failure = self._failure or error
         finally:
             self._doing.pop(step.id, None)
-            self._progress.set()
+            if not self._doing or self._failure is not None:
+                self._progress.set()
 
     async def _wait_for_progress(self) -> None:
         """Wait for a running activity, or for a wait beside it that is due."""
-        waits = self._waits()
+        waits = self._beside = self._waits()
         if not waits:
             await self._progress.wait()
             return
@@ -408,9 +471,10 @@ class Run:
             return await self._fail(unstorable)
 
     async def _complete(self, result: Any) -> Ending:
-        output = self._encode_result(result)
+        output = f'{{"result": {self._encode_result(result)}}}'
         async with self._writing:
-            await self.storage.update_instance_output(self.instance_id, f'{{"result": {output}}}', lock=self.lock)
+            await self.storage.update_instance_output(self.instance_id, output, lock=self.lock)
+        self.ended = Ended(WorkflowStatus.COMPLETED, output)
         return Ending.FINISHED
 
     async def _start_over(self, input_json: str) -> Ending:
@@ -434,13 +498,14 @@ class Run:
             await self.storage.update_instance_status(
                 self.instance_id, status, message, output_data=output, lock=self.lock
             )
-        self.outcome = (status, stored.error_type)
-        return Ending.COMPENSATE if status is WorkflowStatus.COMPENSATING else Ending.FINISHED
+        if status is WorkflowStatus.COMPENSATING:
+            return Ending.COMPENSATE
+        self.ended = Ended(status, output, stored.error_type)
+        return Ending.FINISHED
 
     def fits(self, text: str) -> bool:
         """Whether a text is small enough to be stored as one payload."""
-        limit = self.storage.payload_limit
-        return len(text) * 4 <= limit or len(text.encode()) <= limit
+        return len(text) * 4 <= self._payload_limit or len(text.encode()) <= self._payload_limit
 
     def stop(self, ending: Ending) -> None:
         """Stop at the next opportunity: the lock is lost, or the instance was cancelled."""
@@ -449,6 +514,7 @@ class Run:
 
     async def _stop_doing(self) -> None:
         """End running attempts and wait for their end: nothing of this run goes on behind its back."""
+        self._performing = False
         doing = [*self._doing.values(), *self._ending]
         for task in doing:
             task.cancel()
@@ -459,6 +525,7 @@ class Run:
     def tear_down(self) -> None:
         """Unwind the body without recording anything; what it returns or raises from here on is ignored."""
         self._tearing_down = True
+        self._upcoming.clear()
         for _ in range(100):
             for step in list(self._pending.values()):
                 if not step.future.done():
@@ -477,10 +544,10 @@ class Run:
         """The id of the step that the running task asks for now."""
         task = asyncio.current_task(self.loop)
         if not isinstance(task, WorkflowTask):  # in a callback of the loop
-            self._calls_outside[name] += 1
-            return step_id((0,), name, self._calls_outside[name])
-        task.calls[name] += 1
-        return step_id(task.path, name, task.calls[name])
+            number = self._calls_outside[name] = self._calls_outside.get(name, 0) + 1
+            return step_id((0,), name, number)
+        number = task.calls[name] = task.calls.get(name, 0) + 1
+        return step_id(task.path, name, number)
 
     def ask(self, kind: Kind, name: str, step: str | None = None, **details: Any) -> Step:
         """Ask for a step; its future is what the body waits for."""
@@ -519,9 +586,9 @@ class Run:
 
     # Writing.
 
-    async def record(self, event: HistoryEvent) -> None:
+    async def record(self, event: HistoryEvent, outcome: Outcome | None = None) -> None:
         """Write an activity's end and hand it to the body; what others have to write meanwhile goes along."""
-        mine = _Unwritten(event)
+        mine = _Unwritten(event, outcome)
         self._unwritten.append(mine)
         async with self._writing:
             if not mine.settled:
@@ -536,7 +603,10 @@ class Run:
             one.settled = True
         wanted = [one for one in batch if self._is_wanted(one.event)]
         try:
-            outcomes = await self._append([one.event for one in wanted])
+            if len(wanted) == 1:
+                outcomes = [await self._append_one(wanted[0].event)]
+            else:
+                outcomes = await self._append_many([one.event for one in wanted])
         except BaseException as error:
             for one in wanted:
                 one.error = error
@@ -547,14 +617,13 @@ class Run:
             if isinstance(outcome, StorageError):
                 one.error = outcome
             else:
-                self._recorded(one.event, outcome.id)
+                self._recorded(one.event, outcome.id, one.outcome)
 
-    async def _append(self, events: list[HistoryEvent]) -> list[Appended | StorageError]:
-        if len(events) > 1:
-            try:
-                return await self.storage.append_history_many(events, lock=self.lock)
-            except UNSTORABLE:  # one of them: one by one, it fails alone
-                pass
+    async def _append_many(self, events: list[HistoryEvent]) -> list[Appended | StorageError]:
+        try:
+            return await self.storage.append_history_many(events, lock=self.lock)
+        except UNSTORABLE:  # one of them: one by one, it fails alone
+            pass
         return [await self._append_one(event) for event in events]
 
     async def _append_one(self, event: HistoryEvent) -> Appended | StorageError:
@@ -566,20 +635,20 @@ class Run:
     def _is_wanted(self, event: HistoryEvent) -> bool:
         return event.activity_id.partition("#")[0] in self._pending
 
-    def _recorded(self, event: HistoryEvent, history_id: int) -> None:
+    def _recorded(self, event: HistoryEvent, history_id: int, outcome: Outcome | None = None) -> None:
         self.last_id = max(self.last_id, history_id)
         if "#" in event.activity_id:
             step, _, attempt = event.activity_id.partition("#")
             self._note_attempt(step, attempt, event)
         else:
-            self.deliver(msgspec.structs.replace(event, id=history_id))
+            self.deliver(event, outcome)
 
     async def in_turn(self, write: Callable[[], Awaitable[HistoryEvent]]) -> None:
         """Run a transaction of this run that records a step itself, while nobody else of it writes."""
         async with self._writing:
             self.deliver(await write())
 
-    def event(self, step: str, event_type: HistoryEventType, data: str) -> HistoryEvent:
+    def event(self, step: str, event_type: HistoryEventType, data: str, at: float | None = None) -> HistoryEvent:
         """A history event of this instance, with the time at which the body sees it."""
-        stamped = f'{data[:-1]}, "at": {self.now().timestamp()!r}}}'
+        stamped = f'{data[:-1]}, "at": {self.timestamp() if at is None else at!r}}}'
         return HistoryEvent(instance_id=self.instance_id, activity_id=step, event_type=event_type, event_data=stamped)

@@ -69,6 +69,16 @@ class _Stamp(msgspec.Struct, frozen=True):
 _outcomes = msgspec.json.Decoder(Outcome)
 
 
+def recorded_outcome(event: HistoryEvent, name: str, input_json: str) -> Outcome | None:
+    """What is recorded of a step that succeeded; None if it did not, or if the record is of another call."""
+    if event.event_type != HistoryEventType.ACTIVITY_COMPLETED:
+        return None
+    outcome = _outcomes.decode(event.event_data or "{}")
+    if outcome.activity_name != name or (outcome.input_hash and outcome.input_hash != fingerprint(input_json)):
+        return None
+    return outcome
+
+
 class Step:
     """One durable thing that the body waits for."""
 
@@ -113,7 +123,7 @@ class Step:
         self.on_done: Callable[[asyncio.Future[Any]], None] | None = None
         """What is called when the body gives the step up."""
         self.outcome: Outcome | None = None
-        """What `check` has read of the record, so that it is read once."""
+        """What the record says, once that is known."""
 
     @property
     def input_hash(self) -> str:
@@ -125,7 +135,7 @@ class Step:
         return self.wait.timer_id if isinstance(self.wait, TimerSubscription) else self.id
 
     def check(self, event: HistoryEvent) -> None:
-        """NonDeterminismError when the event records another step than this one."""
+        """Read the record; NonDeterminismError when it is of another step than this one."""
         if event.event_type not in _SETTLED_BY[self.kind]:
             raise NonDeterminismError(
                 f"step {self.id!r}: the code waits for a {self.kind}, history has recorded {event.event_type}"

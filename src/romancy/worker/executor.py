@@ -15,7 +15,7 @@ import msgspec
 
 from ..compensation import Compensator
 from ..engine.clock import DatabaseClock
-from ..engine.run import INFRASTRUCTURE, Ending, Run
+from ..engine.run import INFRASTRUCTURE, Ended, Ending, Run
 from ..errors import NonDeterminismError, WorkerVanishedError
 from ..hooks import NOBODY
 from ..logs import about, log
@@ -46,6 +46,8 @@ class Execution:
         self.newborn = newborn
         self.run: Run | None = None
         self.task: asyncio.Task[None] | None = None
+        self.ended: Ended | None = None
+        """How the instance ended, if it did."""
         self.watched = NOBODY.workflow(lock.instance_id, instance.workflow_name, resumed=False)
 
     @property
@@ -127,10 +129,9 @@ class Executor:
         """What is running."""
         return [execution.task for execution in self._executions.values() if execution.task is not None]
 
-    def task_of(self, instance_id: str) -> asyncio.Task[None] | None:
-        """What ends when the instance comes to rest; None if it does not run here."""
-        execution = self._executions.get(instance_id)
-        return None if execution is None else execution.task
+    def execution_of(self, instance_id: str) -> Execution | None:
+        """What is being done with the instance; None if it does not run here."""
+        return self._executions.get(instance_id)
 
     def start(self, instance: WorkflowInstance, lock: Lock, *, newborn: bool = False) -> None:
         """Run an instance whose lock was just taken; a newborn one was created with it, and has no history."""
@@ -238,7 +239,9 @@ class Executor:
                     return
                 case Ending.FINISHED:
                     assert execution.run is not None, "what has finished has run"
-                    execution.watched.finished(*execution.run.outcome)
+                    ended = execution.ended = execution.run.ended
+                    assert ended is not None, "what has finished has ended somehow"
+                    execution.watched.finished(ended.status, ended.error_type)
                     return
                 case Ending.LOST:
                     execution.watched.suspended("lock lost")
