@@ -12,7 +12,7 @@ import asyncio
 import functools
 import inspect
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
 
@@ -109,10 +109,10 @@ class Activity(Generic[P, T]):
             return cast(T, self.signature.decode_result(outcome.result))
         return cast(T, await self._ask(run, step_id, input_json).future)
 
-    async def _invoke(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._is_async:
-            return await self.fn(*args, **kwargs)
-        return await in_thread(self.fn, *args, **kwargs)
+    def _invoke(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
+        """Call the function, in a thread if it is not async."""
+        call: Awaitable[Any] = self.fn(*args, **kwargs) if self._is_async else in_thread(self.fn, *args, **kwargs)
+        return call
 
     async def _invoke_safely(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function; `sys.exit()` in it ends the activity, and not the worker with all else that it runs."""
@@ -132,7 +132,7 @@ class Activity(Generic[P, T]):
         """Attempt until there is an outcome, or until the pause before the next attempt is a long one."""
         noted = run.attempts.get(step.id)
         attempt = noted.failed + 1 if noted else 1
-        first_at = noted.first_at if noted and noted.first_at else run.now()
+        first_at = noted.first_at.timestamp() if noted and noted.first_at else run.timestamp()
         if noted and noted.retry_at is not None and not await self._pause(run, step, attempt - 1, noted.retry_at):
             return
         try:
@@ -148,7 +148,7 @@ class Activity(Generic[P, T]):
                 if failure is None:
                     return
                 watched.failed(failure.error)
-            error, elapsed_sec = failure.error, (run.now() - first_at).total_seconds()
+            error, elapsed_sec = failure.error, run.timestamp() - first_at
             if failure.took_effect or not self.retry.allows(error, attempt, elapsed_sec):
                 await run.record(self._failed(run, step, error, took_effect=failure.took_effect))
                 return
