@@ -122,10 +122,11 @@ async def test_each_outbox_event_leaves_once_through_either_relayer(
 
 async def test_an_edda_instance_that_we_cancel_stays_cancelled(storage: SQLStorage, edda: Edda) -> None:
     receiving = await edda.start("receiver", channel="news")
-    sleeping = await edda.start("sleeper", seconds=0)
+    sleeping = await edda.start("sleeper", seconds=60)
 
     for instance_id in (receiving, sleeping):
         await storage.cancel_instance(instance_id, "no longer needed")
+    await storage.conn().execute("UPDATE workflow_timer_subscriptions SET expires_at = '2001-01-01 00:00:00'")
     await edda.ask("publish", channel="news", data={"n": 1})
     await edda.ask("cycle")
 

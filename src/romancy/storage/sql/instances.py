@@ -43,6 +43,7 @@ from .checks import (
 from .ending import cancelled_hint, resumable_hint
 from .fragments import longest_runnable
 from .listing import Listing
+from .manager import check_lock
 from .operation import operation
 from .statement import merged, sql
 
@@ -263,8 +264,25 @@ class Instances(Listing):
         self, instance_id: str, output_data: str | None, *, lock: Lock | None = None
     ) -> None:
         output = check_optional_json("output_data", output_data, self._payload_limit)
+        check_key("instance_id", instance_id)
+        if lock is not None and await self._complete_running(instance_id, output, lock):
+            return
         await self._allow(instance_id, WorkflowStatus.COMPLETED, lock)
         await self._finish(instance_id, WorkflowStatus.COMPLETED, output)
+
+    async def _complete_running(self, instance_id: str, output: str | None, lock: Lock) -> bool:
+        """Complete an instance that its owner runs; False if it is not, or not that owner's."""
+        check_lock(instance_id, lock)
+        completed = await self._finish_running.run(
+            instance_id=instance_id,
+            status=WorkflowStatus.COMPLETED,
+            output_data=output,
+            token=lock.token,
+            worker_id=lock.worker_id,
+        )
+        if completed:
+            await self._clear_away(instance_id, WorkflowStatus.COMPLETED)
+        return bool(completed)
 
     @operation
     async def cancel_instance(self, instance_id: str, reason: str, *, compensate: bool = False) -> None:
