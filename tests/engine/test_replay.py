@@ -1,6 +1,7 @@
 """Replay: the same history leads the same code to the same place, and other code is noticed before it does harm."""
 
 import asyncio
+import contextvars
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -56,6 +57,60 @@ async def test_recorded_steps_are_not_run_again_and_come_in_the_recorded_order(m
         await asyncio.sleep(0.2)
     assert await handle.result(10) == ["late", "early", "first", "second"]
     assert calls == ["early", "late", "first", "second"]
+
+
+seen_by_sitting: list[list[str]] = []
+
+
+@workflow
+async def family_walk() -> None:
+    seen: list[str] = []
+
+    async def walk(name: str) -> None:
+        for place in range(2):
+            seen.append(f"{name} leaves for {place}")
+            await step(f"{name}{place}")
+            seen.append(f"{name} comes to {place}")
+
+    await walk("parent")
+    children = [asyncio.create_task(walk(name)) for name in ("ann", "ben")]
+    await walk("parent")  # the children have yet to leave
+    await asyncio.gather(*children)
+    seen_by_sitting.append(seen)
+    await subscribe("go")
+    await receive("go")
+
+
+async def test_tasks_take_turns_on_replay_as_they_did_before(make_app: MakeApp) -> None:
+    seen_by_sitting.clear()
+    app = await make_app(family_walk, settings=COLD)
+    handle = await app.start(family_walk)
+    await waits(handle)
+    await app.publish("go", None)
+    await handle.result(10)
+    live, replayed = seen_by_sitting
+    assert replayed == live
+
+
+left_behind = contextvars.ContextVar("left_behind", default="nothing")
+
+
+@activity
+async def leave_something() -> str:
+    found = left_behind.get()
+    left_behind.set("something")
+    return found
+
+
+@workflow
+async def one_after_the_other() -> list[str]:
+    return [await leave_something() for _ in range(3)]
+
+
+async def test_an_activity_sees_no_context_variable_of_the_one_before(make_app: MakeApp) -> None:
+    app = await make_app(one_after_the_other)
+    handle = await app.start(one_after_the_other)
+    assert await handle.result(10) == ["nothing", "nothing", "nothing"]
 
 
 def version(number: int) -> Workflow[Any, str]:
