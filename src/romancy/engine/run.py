@@ -11,6 +11,7 @@ import asyncio
 import contextvars
 import functools
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime, timedelta
@@ -132,7 +133,8 @@ class Run:
         self._payload_limit = storage.payload_limit
         self._encode_result = signature.encode_result
         self.encode_arguments = signature.encode_arguments
-        self.loop = WorkflowLoop(self, instance.instance_id)  # type: ignore[abstract]  # what it leaves out, it refuses
+        # Weakly: a run is freed at its end, and not when the garbage collector comes round.
+        self.loop = WorkflowLoop(weakref.proxy(self), self.instance_id)  # type: ignore[abstract]  # it refuses the rest
         self._body = body
         self._root: WorkflowTask | None = None
         self._pending: dict[str, Step] = {}
@@ -536,6 +538,7 @@ class Run:
                 break
             for task in list(self.loop.tasks):
                 task.cancel()
+        self._root = None
         self.loop.close()
 
     # What the body calls; these run on the workflow's own loop.

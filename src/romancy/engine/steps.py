@@ -168,6 +168,7 @@ class Step:
             return
         if self.on_done is not None:
             self.future.remove_done_callback(self.on_done)  # a settled step is not given up any more
+        self.on_done = self.perform = None  # both know this step: it would be left to the garbage collector
         try:
             self.future.set_result(self._result(event))
         except Exception as error:

@@ -40,6 +40,7 @@ class PostgresWakeups(Wakeups):
         self._direct = direct or runner
         """Who connects us to the server itself: a pooler swallows notifications."""
         self._ear: asyncpg.Connection[Any] | None = None
+        self._ears_pid = 0
         self._speaking = asyncio.Lock()
         self._broken = asyncio.Event()
 
@@ -72,7 +73,7 @@ class PostgresWakeups(Wakeups):
         except BaseException:
             connection.terminate()
             raise
-        self._ear = connection
+        self._ear, self._ears_pid = connection, connection.get_server_pid()
 
     async def _until_it_breaks(self) -> None:
         ear = self._ear
@@ -96,7 +97,7 @@ class PostgresWakeups(Wakeups):
 
     def _on_notify(self, connection: asyncpg.Connection[Any], pid: int, topic: str, payload: object) -> None:
         # What we have said ourselves our listeners have heard already.
-        if pid != connection.get_server_pid() and len(text := str(payload)) <= LONGEST_PAYLOAD:
+        if pid != self._ears_pid and len(text := str(payload)) <= LONGEST_PAYLOAD:
             self._hear([Hint(topic, text)])
 
     async def _send(self, hints: list[Hint]) -> None:
