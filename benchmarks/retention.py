@@ -80,7 +80,9 @@ class Load:
         """Create and remove all instances, while somebody writes."""
         async with asyncio.TaskGroup() as group:
             writing = group.create_task(self._write())
-            print(f"  {'created':>9} {'removed':>9} {'size':>9} {'log':>9} {'longest batch':>14}")
+            print(
+                f"  {'created':>9} {'removed':>9} {'size':>9} {'log':>9} {'longest batch':>14} {'longest commit':>16}"
+            )
             for tenth in range(1, 11):
                 while self._made < self._instances * tenth // 10:
                     await self._round()
@@ -155,9 +157,12 @@ class Load:
         size, log = await self._size()
         self.sizes.append(size)
         self.longest_log = max(self.longest_log, log)
-        batch, self._swept.batch.longest_sec = self._swept.batch.longest_sec, 0.0
+        batch = self._swept.batch
+        work, commit = batch.longest_work_sec, batch.longest_commit_sec
+        batch.longest_work_sec = batch.longest_commit_sec = 0.0
         print(
-            f"  {self._made:>9,} {self._swept.deleted:>9,} {size:>6.1f} MB {log:>6.1f} MB {batch * 1000:>11.1f} ms",
+            f"  {self._made:>9,} {self._swept.deleted:>9,} {size:>6.1f} MB {log:>6.1f} MB {work * 1000:>11.1f} ms"
+            f" {commit * 1000:>13.1f} ms",
             flush=True,
         )
 

@@ -33,12 +33,14 @@ class Batch:
 
     def __init__(self) -> None:
         self.size = _FIRST_BATCH
-        self.longest_sec = 0.0
+        self.longest_work_sec = 0.0
+        self.longest_commit_sec = 0.0
         self._fast_commit_sec = math.inf
 
     def took(self, work_sec: float, commit_sec: float) -> None:
         """Learn from the last one: shrink at once, grow slowly."""
-        self.longest_sec = max(self.longest_sec, work_sec + commit_sec)
+        self.longest_work_sec = max(self.longest_work_sec, work_sec)
+        self.longest_commit_sec = max(self.longest_commit_sec, commit_sec)
         # A smaller batch would not make a slow disk's commits faster, only more of them.
         self._fast_commit_sec = min(commit_sec, 1.1 * self._fast_commit_sec)
         seconds = work_sec + commit_sec - self._fast_commit_sec
