@@ -12,9 +12,11 @@ from uuid import uuid4
 import msgspec
 
 from .channels import DIRECT, metadata_text, payload
+from .engine.ambient import CURRENT_RUN
 from .engine.run import Ended
 from .errors import (
     DuplicateNameError,
+    RomancyError,
     UnknownWorkflowError,
     WorkflowCancelledError,
     WorkflowFailedError,
@@ -143,7 +145,7 @@ class App:
         hooks: Iterable[Hooks] = (),
         **storage_options: Any,
     ) -> None:
-        self.storage: SQLStorage = open_storage(url, **storage_options)
+        self._storage = open_storage(url, **storage_options)
         self.shown_url = parse_url(url).shown
         """The database's URL without its password."""
         self.workflows = _by_name(workflows)
@@ -157,6 +159,16 @@ class App:
         self.worker: Worker | None = None
         self._waiting: dict[str, set[asyncio.Event]] = {}
         self._listening: asyncio.Task[None] | None = None
+
+    @property
+    def storage(self) -> SQLStorage:
+        """The database, for everybody but a workflow's body: what that does must be recorded."""
+        if CURRENT_RUN.get() is not None:
+            raise RomancyError(
+                "an app and its handles cannot be used in a workflow's body: use publish(), start_child() and the like,"
+                " or do it in an activity"
+            )
+        return self._storage
 
     async def __aenter__(self) -> Self:
         await self.storage.initialize()
@@ -173,8 +185,10 @@ class App:
             )
             await self.worker.start()
         if self._publisher is not None:
-            poll_sec = None if self._wants_worker else self._settings.poll_sec  # the worker's lookout sees events, too
-            self._relayer = Relayer(self.storage, self._publisher, poll_sec=poll_sec)
+            # A worker's lookout sees events, too, and its sweeper deletes those that are old.
+            poll_sec = None if self._wants_worker else self._settings.poll_sec
+            keep = None if self._wants_worker or self._retention is None else self._retention.events
+            self._relayer = Relayer(self.storage, self._publisher, poll_sec=poll_sec, keep=keep)
             self._relaying = asyncio.create_task(self._relayer.run(), name="Relayer")
         return self
 
@@ -249,6 +263,7 @@ class App:
 
     async def _finished(self, instance_id: str) -> Ended:
         """Wait until an instance has finished: told by our own worker or by a hint, else by looking."""
+        storage = self.storage  # before anything waits: it is refused in a workflow's body
         told = asyncio.Event()
         self._waiting.setdefault(instance_id, set()).add(told)
         pause = _FIRST_LOOK_SEC
@@ -261,7 +276,7 @@ class App:
                     if running.ended is not None:
                         return running.ended
                 told.clear()
-                instance = await self.storage.get_instance(instance_id)
+                instance = await storage.get_instance(instance_id)
                 if instance is None:
                     raise InstanceNotFoundError(instance_id)
                 if instance.status in FINISHED:

@@ -11,6 +11,7 @@ from .engine.calls import Record, call
 from .engine.steps import Kind, Message
 from .serialization import encode
 from .storage import ChannelMessage, ChannelMode, ChannelWait
+from .storage.sql.checks import check_key
 
 DIRECT = "__direct__"
 
@@ -27,11 +28,12 @@ def metadata_text(metadata: dict[str, Any] | None) -> str | None:
 async def subscribe(channel: str, mode: ChannelMode | str = ChannelMode.BROADCAST) -> None:
     """Receive the channel's messages from now on: all of them, or competing with other subscribers for each."""
     run = current_run("subscribe")
+    chosen = ChannelMode(mode)
     await call(
         "subscribe",
-        {"channel": channel, "mode": str(mode)},
+        {"channel": channel, "mode": str(chosen)},
         lambda record: run.storage.subscribe_to_channel(
-            run.instance_id, channel, ChannelMode(mode), lock=run.lock, record=record("null")
+            run.instance_id, channel, chosen, lock=run.lock, record=record("null")
         ),
     )
 
@@ -56,6 +58,7 @@ async def receive(channel: str, *, timeout: timedelta | float | None = None) -> 
 def receiving(channel: str, timeout: timedelta | float | None) -> asyncio.Future[Message]:
     """The channel's next message; cancelled, it leaves the message to the next receive."""
     run = current_run("receive")
+    check_key("channel", channel)
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     timeout_at = None if seconds is None else run.now() + timedelta(seconds=seconds)
     step_id = run.next_step_id(f"receive_{channel}"[:100].replace("#", "_").replace("/", "_"))

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -139,6 +140,27 @@ async def test_a_transaction_past_its_deadline_is_not_tried_again(make_app: Make
     app = await make_app(too_slow)
     assert await (await app.start(too_slow)).result(10) == "it was open for too long"
     assert calls == ["dawdle"]
+
+
+@activity(retry=Retry(max_attempts=0, initial_sec=0.3, factor=1.0, jitter=0.0, max_duration=timedelta(seconds=0.5)))
+async def hopeless() -> None:
+    calls.append("hopeless")
+    raise ConnectionError("nobody there")
+
+
+@workflow
+async def hoping() -> None:
+    await hopeless()
+
+
+async def test_durable_pauses_count_towards_the_longest_duration(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["romancy.activity"], "SHORT_PAUSE_SEC", 0.0)
+    app = await make_app(hoping)
+    with pytest.raises(WorkflowFailedError, match="nobody there"):
+        await (await app.start(hoping)).result(10)
+    assert len(calls) in (2, 3)
 
 
 # Cancelled, gone, or of another.

@@ -1,12 +1,14 @@
 """Messages and events: each once to its receiver, in order, from anywhere."""
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 
 from romancy import (
     Event,
     ReceiveTimeoutError,
+    Retention,
     WorkflowFailedError,
     activity,
     emit,
@@ -23,7 +25,7 @@ from romancy import (
     workflow,
 )
 from romancy.outbox import InvalidEventError
-from romancy.storage import ChannelMode, OutboxEvent, OutboxStatus, WorkflowStatus
+from romancy.storage import ChannelMode, OutboxEvent, OutboxStatus, SQLStorage, WorkflowStatus
 from tests.engine.conftest import MakeApp
 
 
@@ -283,3 +285,34 @@ async def test_an_invalid_event_is_set_aside_and_a_failed_one_tried_again(make_a
 
     await until(settled)
     assert tries == {"announced": 1, "started": 2}
+
+
+@pytest.mark.parametrize(
+    ("retention", "worker", "left"),
+    [
+        (Retention(events=None), False, 1),
+        (None, False, 1),
+        (Retention(events=timedelta(days=1)), False, 0),
+        (Retention(events=timedelta(days=1)), True, 1),  # it is for the worker's sweeper to delete
+    ],
+)
+async def test_the_relayer_keeps_events_for_as_long_as_it_is_told(
+    make_app: MakeApp, storage: SQLStorage, retention: Retention | None, worker: bool, left: int
+) -> None:
+    await storage.add_outbox_event(OutboxEvent("old", "paid", "shop"))
+    await storage.mark_outbox_event_sent("old")
+    await storage.conn().execute("UPDATE outbox_events SET published_at = '2020-02-02 00:00:00'")
+    sent: list[str] = []
+
+    async def send(event: OutboxEvent) -> None:
+        sent.append(event.event_id)
+
+    await make_app(worker=worker, outbox=send, retention=retention)
+    await asyncio.sleep(0.3)  # it tidies up when there is nothing to send
+    await storage.add_outbox_event(OutboxEvent("new", "paid", "shop"))
+
+    async def went_out() -> bool:
+        return sent == ["new"]
+
+    await until(went_out)
+    assert await storage.conn().fetch_value("SELECT COUNT(*) FROM outbox_events WHERE event_id = 'old'") == left

@@ -18,6 +18,7 @@ from ..storage import (
     InvalidKeyError,
     InvalidStatusTransitionError,
     NotSubscribedError,
+    OutboxEventExistsError,
     PayloadTooLargeError,
 )
 from .ambient import current_run
@@ -30,6 +31,7 @@ THE_BODYS_FAULT = (
     InvalidKeyError,
     InvalidStatusTransitionError,
     NotSubscribedError,
+    OutboxEventExistsError,
     PayloadTooLargeError,
     WorkflowMismatchError,
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import ctypes
 import functools
 import traceback
 import weakref
@@ -22,6 +23,7 @@ import msgspec
 
 from ..errors import NonDeterminismError, RomancyError, SerializationError
 from ..hooks import NOBODY, WatchedStep
+from ..logs import about, log
 from ..serialization import Signature, StoredError, encode
 from ..storage import (
     Appended,
@@ -57,6 +59,8 @@ LIFE = ("workflow_failed", CANCELLED)
 COMPENSATION = "compensation:"
 _POLL_SEC = 0.5
 _PAGE = 1000
+_MOST_TEARDOWNS = 100
+"""So often a body is told that it is being unwound."""
 
 INFRASTRUCTURE = (LockLostError, OutcomeUnknownError, StorageClosedError, TransientStorageError)
 """Troubles between us and the database: never errors of a workflow, never attempts of an activity."""
@@ -165,6 +169,8 @@ class Run:
         """The context in which activities run."""
         self._failure: BaseException | None = None
         self._tearing_down = False
+        self._teardowns = 0
+        """How often the body has asked for something since it is being unwound."""
         self.live = False
         self.last_id = 0
         self.now = clock.now
@@ -263,7 +269,7 @@ class Run:
             self._end_pause(step)
             return
         noted.failed = max(noted.failed, int(attempt))
-        noted.first_at = noted.first_at or event.created_at
+        noted.first_at = noted.first_at or event.created_at or self.now()  # we have just written what has no time yet
         stored = msgspec.json.decode(event.event_data or "{}")
         retry_at = stored.get("retry_at")
         noted.retry_at = datetime.fromisoformat(retry_at) if retry_at else None
@@ -464,7 +470,7 @@ class Run:
             return Ending.LOST
         if root.cancelled():
             return await self._fail(asyncio.CancelledError("the workflow's body cancelled itself"))
-        error = root.exception()
+        error = _only_recur(root.exception())
         if error is not None and not isinstance(error, Recur):
             return await self._fail(error)
         try:
@@ -528,16 +534,29 @@ class Run:
         """Unwind the body without recording anything; what it returns or raises from here on is ignored."""
         self._tearing_down = True
         self._upcoming.clear()
-        for _ in range(100):
+        spins = 0
+        for _ in range(_MOST_TEARDOWNS):
             for step in list(self._pending.values()):
                 if not step.future.done():
                     step.future.set_exception(Teardown())
             self._pending.clear()
-            self.loop.run_until_blocked()
-            if not self.loop.tasks:
+            try:
+                self.loop.run_until_blocked()
+            except RomancyError:  # it spins
+                spins += 1
+            if not self.loop.tasks or spins > 1:
                 break
             for task in list(self.loop.tasks):
                 task.cancel()
+        if self.loop.tasks:
+            log.warning(
+                "instance %s: its body cannot be unwound; let it catch Exception rather than BaseException",
+                self.instance_id,
+                extra=about(self.instance_id),
+            )
+            for task in self.loop.tasks:
+                # Kept for ever: Python would unwind the task before forgetting it, and never come to an end either.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
         self._root = None
         self.loop.close()
 
@@ -555,8 +574,12 @@ class Run:
     def ask(self, kind: Kind, name: str, step: str | None = None, **details: Any) -> Step:
         """Ask for a step; its future is what the body waits for."""
         if self._tearing_down:
-            raise Teardown
+            self._teardowns += 1
+            if self._teardowns <= _MOST_TEARDOWNS:
+                raise Teardown
         asked = Step(step or self.next_step_id(name), kind, name, self.loop.create_future(), **details)
+        if self._tearing_down:
+            return asked  # it is never settled: a body that swallows every Teardown would else never come to rest
         asked.on_done = functools.partial(self._on_done, asked)
         asked.future.add_done_callback(asked.on_done)
         self._pending[asked.id] = asked
@@ -655,3 +678,10 @@ class Run:
         """A history event of this instance, with the time at which the body sees it."""
         stamped = f'{data[:-1]}, "at": {self.timestamp() if at is None else at!r}}}'
         return HistoryEvent(instance_id=self.instance_id, activity_id=step, event_type=event_type, event_data=stamped)
+
+
+def _only_recur(error: BaseException | None) -> BaseException | None:
+    """An error as it is; but groups in which there is nothing but the wish to start over are that wish."""
+    while isinstance(error, BaseExceptionGroup) and error.split(Recur)[1] is None:
+        error = error.exceptions[0]
+    return error

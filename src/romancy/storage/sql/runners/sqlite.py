@@ -494,7 +494,7 @@ class SQLiteRunner(BaseRunner):
             jobs = [job for job in batch if job.loop is loop]
             try:
                 loop.call_soon_threadsafe(self._answer_in_loop, jobs)
-            except RuntimeError:  # the loop is closed: nobody waits for these any more
+            except Exception:  # the loop is closed, or takes no answers; the thread must live
                 continue
 
     def _answer_in_loop(self, jobs: list[Job]) -> None:

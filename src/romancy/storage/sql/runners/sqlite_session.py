@@ -189,5 +189,5 @@ class Interactive:
 
         try:
             self._loop.call_soon_threadsafe(answer)
-        except RuntimeError:  # the loop is closed
+        except Exception:  # the loop is closed, or takes no answers; the writer thread must live
             self._over = self._over or StorageClosedError("the event loop of the transaction is closed")
