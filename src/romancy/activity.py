@@ -133,11 +133,13 @@ class Activity(Generic[P, T]):
         noted = run.attempts.get(step.id)
         attempt = noted.failed + 1 if noted else 1
         first_at = noted.first_at.timestamp() if noted and noted.first_at else run.timestamp()
+        cut_off = noted is not None and noted.cut_off
         if noted and noted.retry_at is not None and not await self._pause(run, step, attempt - 1, noted.retry_at):
             return
         try:
             self._check_arguments(run, step)
             if self._compensator is not None:
+                cut_off |= await self._was_begun(run, step)
                 await self._register_compensation(run, step, self._compensator)
         except (SerializationError, *UNSTORABLE) as unstorable:
             await run.record(self._failed(run, step, unstorable))
@@ -149,11 +151,13 @@ class Activity(Generic[P, T]):
                     return
                 watched.failed(failure.error)
             error, elapsed_sec = failure.error, run.timestamp() - first_at
+            cut_off |= failure.cut_off
             if failure.took_effect or not self.retry.allows(error, attempt, elapsed_sec):
-                await run.record(self._failed(run, step, error, took_effect=failure.took_effect))
+                await run.record(self._failed(run, step, error, took_effect=failure.took_effect or cut_off))
                 return
             retry_at = run.now() + timedelta(seconds=self.retry.pause_sec(attempt))
-            await run.record(self._failed(run, step, error, attempt=attempt, retry_at=retry_at.isoformat()))
+            details = {"retry_at": retry_at.isoformat(), "cut_off": cut_off}
+            await run.record(self._failed(run, step, error, attempt=attempt, **details))
             if not await self._pause(run, step, attempt, retry_at):
                 return
             attempt += 1
@@ -173,6 +177,13 @@ class Activity(Generic[P, T]):
         if not run.fits(step.input_json):
             size, limit = len(step.input_json.encode()), run.storage.payload_limit
             raise PayloadTooLargeError(f"the arguments of {self.name}", size, limit)
+
+    @staticmethod
+    async def _was_begun(run: Run, step: Step) -> bool:
+        """Whether an earlier holder of the lock has begun the step; how far it came, nobody knows."""
+        if step.id not in run.perhaps_begun:
+            return False
+        return any(entry.activity_id == step.id for entry in await run.storage.get_compensations(run.instance_id))
 
     async def _register_compensation(self, run: Run, step: Step, compensator: str) -> None:
         """Before the first attempt: an effect must never be left without its compensation."""
@@ -202,6 +213,8 @@ class Activity(Generic[P, T]):
             if is_being_cancelled():
                 raise
             return Failure(ActivityError("CancelledError", str(error)))
+        except CutOff as late:
+            return Failure(TimeoutError(str(late)), cut_off=not self.transactional)
         except Exception as error:
             return Failure(error)
         finally:
@@ -214,8 +227,14 @@ class Activity(Generic[P, T]):
             return await self._in_thread(args, kwargs)
         if self.timeout_sec is None:
             return await self._invoke_safely(args, kwargs)
-        async with asyncio.timeout(self.timeout_sec):
-            return await self._invoke_safely(args, kwargs)
+        limit = asyncio.timeout(self.timeout_sec)
+        try:
+            async with limit:
+                return await self._invoke_safely(args, kwargs)
+        except TimeoutError:
+            if limit.expired():
+                raise self._too_late() from None
+            raise
 
     async def _in_thread(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A thread cannot be stopped: past its timeout it is left to itself, but a cancelled one is waited for."""
@@ -227,8 +246,11 @@ class Activity(Generic[P, T]):
             await asyncio.wait({thread})  # so that no compensation runs beside it
             raise
         if not done:
-            raise TimeoutError(f"{self.name} has not ended within {self.timeout_sec:g} s")
+            raise self._too_late()
         return thread.result()
+
+    def _too_late(self) -> CutOff:
+        return CutOff(f"{self.name} has not ended within {self.timeout_sec:g} s")
 
     async def _in_transaction(self, run: Run, step: Step, context: ActivityContext) -> HistoryEvent:
         """The user's SQL, its outbox events and the history row: one transaction."""
@@ -298,6 +320,12 @@ class Failure(msgspec.Struct, frozen=True):
     error: Exception
     took_effect: bool = False
     """It ran to its end, and what came of it cannot be stored: it is not done again, but undone if need be."""
+    cut_off: bool = False
+    """It was stopped half-way: perhaps it has taken effect, and then it must be undone."""
+
+
+class CutOff(Exception):
+    """An attempt has not ended within its timeout."""
 
 
 class RecordingFailed(Exception):

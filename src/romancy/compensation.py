@@ -12,7 +12,6 @@ import msgspec
 
 from .engine.ambient import CURRENT_ACTIVITY, ActivityContext, current_run, is_being_cancelled
 from .engine.calls import call
-from .engine.run import INFRASTRUCTURE
 from .engine.threads import in_thread
 from .errors import ActivityError, RomancyError, SerializationError
 from .hooks import NOBODY, Observers, WatchedStep
@@ -24,8 +23,11 @@ from .storage import (
     HistoryEvent,
     HistoryEventType,
     Lock,
+    LockLostError,
     OutboxEvent,
+    OutcomeUnknownError,
     SQLStorage,
+    TransientStorageError,
     WorkflowStatus,
 )
 
@@ -79,7 +81,7 @@ class _Outcome(msgspec.Struct, frozen=True):
 
 
 def took_effect(failed: HistoryEvent) -> bool:
-    """Whether a failed step ran to its end all the same, so that there is something to undo."""
+    """Whether a failed step ran to its end all the same, or perhaps did, so that there is something to undo."""
     return msgspec.json.decode(failed.event_data or "{}", type=_Outcome).took_effect
 
 
@@ -174,8 +176,8 @@ class Compensator:
             else:
                 await _invoke(call)
                 await self._record(entry, done_id, context.emitted)
-        except INFRASTRUCTURE:
-            raise  # not the compensation's trouble
+        except (LockLostError, OutcomeUnknownError, TransientStorageError):
+            raise  # the infrastructure's trouble, not the compensation's
         except asyncio.CancelledError as error:
             if is_being_cancelled():
                 raise

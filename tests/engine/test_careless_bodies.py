@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from romancy import (
+    NO_RETRY,
     App,
     activity,
     emit,
@@ -169,6 +170,29 @@ async def mistaken(what: str) -> str:
 async def test_a_mistake_is_an_error_where_it_is_made(make_app: MakeApp, what: str, error: str) -> None:
     app = await make_app(mistaken)
     assert await (await app.start(mistaken, what)).result(10) == error
+
+
+@activity(retry=NO_RETRY)
+async def cancel_myself() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(1)
+
+
+@workflow
+async def cancelling_itself() -> None:
+    await asyncio.gather(cancel_myself(), sleep(3600))
+
+
+async def test_an_activity_that_cancels_itself_is_not_waited_for_in_vain(make_app: MakeApp) -> None:
+    app = await make_app(cancelling_itself)
+    handle = await app.start(cancelling_itself)
+
+    async def parked() -> bool:
+        return "was cancelled by what it called" in ((await handle.instance()).parked_reason or "")
+
+    await until(parked)
 
 
 @workflow

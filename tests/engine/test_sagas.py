@@ -5,11 +5,13 @@ import sys
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from romancy import (
     NO_RETRY,
     ActivityError,
+    Retry,
     Settings,
     WorkflowCancelledError,
     WorkflowFailedError,
@@ -21,7 +23,8 @@ from romancy import (
     workflow,
 )
 from romancy.storage import SQLStorage, WorkflowStatus
-from tests.engine.conftest import MakeApp
+from tests.engine.conftest import QUICK, MakeApp
+from tests.engine.crashing import expire_locks
 from tests.engine.test_messages import until
 
 log: list[str] = []
@@ -192,6 +195,77 @@ async def test_a_compensation_that_keeps_failing_parks_the_instance_visibly(
     instance = await handle.instance()
     assert instance.status is WorkflowStatus.COMPENSATING
     assert "printer on fire" in (instance.parked_reason or "")
+
+
+@activity(retry=NO_RETRY, timeout=0.1, compensate=refund)
+async def charge_late(order: str, amount: int) -> None:
+    log.append("charged")
+    await asyncio.sleep(60)
+
+
+@activity(retry=Retry(max_attempts=2, initial_sec=0.01), timeout=0.1, compensate=refund)
+def charge_late_in_a_thread(order: str, amount: int) -> None:
+    log.append("charged")
+    if log.count("charged") == 2:
+        raise RuntimeError("charged already")
+    time.sleep(0.3)
+
+
+@workflow
+async def charged_late(how: str) -> None:
+    await (charge_late if how == "at once" else charge_late_in_a_thread)("i", amount=5)
+
+
+@pytest.mark.parametrize("how", ["at once", "later"])
+async def test_a_step_that_its_timeout_cut_off_is_undone_however_it_failed_then(make_app: MakeApp, how: str) -> None:
+    app = await make_app(charged_late)
+    error = "charge_late has not ended within 0.1 s" if how == "at once" else "charged already"
+    with pytest.raises(WorkflowFailedError, match=error):
+        await (await app.start(charged_late, how)).result(10)
+    assert [line for line in log if line != "charged"] == ["refund i 5 None"]
+
+
+@activity(retry=NO_RETRY, compensate=refund)
+async def charge_once(order: str, amount: int) -> None:
+    log.append("charged")
+    if log.count("charged") > 1:
+        raise RuntimeError("charged already")
+    await asyncio.sleep(60)
+
+
+@workflow
+async def charged_twice() -> None:
+    await charge_once("j", amount=5)
+
+
+async def test_a_step_that_a_crash_cut_off_is_undone_however_it_failed_then(
+    make_app: MakeApp, storage: SQLStorage
+) -> None:
+    app = await make_app(charged_twice)
+    handle = await app.start(charged_twice)
+
+    async def charged() -> bool:
+        return "charged" in log
+
+    await until(charged)
+    await expire_locks(storage)  # as if its worker had died
+    with pytest.raises(WorkflowFailedError, match="charged already"):
+        await handle.result(10)
+    assert log == ["charged", "charged", "refund j 5 None"]
+
+
+@workflow
+async def charged_after_a_rest() -> None:
+    await sleep(0.01)
+    log.append("charged")
+    await charge_once("k", amount=5)
+
+
+async def test_a_step_that_failed_in_its_only_attempt_is_not_undone(make_app: MakeApp) -> None:
+    app = await make_app(charged_after_a_rest, settings=msgspec.structs.replace(QUICK, warm=0))
+    with pytest.raises(WorkflowFailedError, match="charged already"):
+        await (await app.start(charged_after_a_rest)).result(10)
+    assert "refund k 5 None" not in log
 
 
 @workflow

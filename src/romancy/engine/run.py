@@ -104,6 +104,8 @@ class Attempts(msgspec.Struct):
     failed: int = 0
     first_at: datetime | None = None
     retry_at: datetime | None = None
+    cut_off: bool = False
+    """Whether one of them was stopped half-way."""
 
 
 class _Unwritten:
@@ -155,6 +157,8 @@ class Run:
         self._registered: set[str] = set()
         """The waits that the database has of this instance."""
         self.attempts: dict[str, Attempts] = {}
+        self.perhaps_begun: set[str] = set()
+        """Steps without a record that an earlier holder of the lock may have begun."""
         self.event_types: set[str] = set()
         """The types of events that the body has subscribed to by waiting for one."""
         self._writing = asyncio.Lock()
@@ -207,6 +211,8 @@ class Run:
                 self._start_body()
                 if not newborn:
                     await self._replay_rest()
+                if self.lock.token > 1:
+                    self.perhaps_begun.update(self._pending)
             self.live = True
             return await self._until_it_ends()
         finally:
@@ -271,6 +277,7 @@ class Run:
         noted.failed = max(noted.failed, int(attempt))
         noted.first_at = noted.first_at or event.created_at or self.now()  # we have just written what has no time yet
         stored = msgspec.json.decode(event.event_data or "{}")
+        noted.cut_off |= stored.get("cut_off", False)
         retry_at = stored.get("retry_at")
         noted.retry_at = datetime.fromisoformat(retry_at) if retry_at else None
 
@@ -385,6 +392,8 @@ class Run:
         try:
             await step.perform()
         except asyncio.CancelledError:
+            if self._performing and step.id in self._pending:  # not by us, and nobody would ever do the step
+                self._failure = self._failure or RomancyError(f"step {step.id!r} was cancelled by what it called")
             raise
         except BaseException as error:
             self._failure = self._failure or error
