@@ -73,7 +73,7 @@ IDS = {
     "ChannelSubscription": "subscriptions",
 }
 """Of what a model's `id` is the id; in a table, of its rows."""
-OTHER_IDS = {"original_id": "history", "cursor_message_id": "messages", "message": "messages"}
+OTHER_IDS = {"original_id": "history", "after_id": "history", "cursor_message_id": "messages", "message": "messages"}
 _VARYING = re.compile(
     r"([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})|(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}\+00:00)"
 )

@@ -131,6 +131,8 @@ USES: dict[str, Use] = {
     ),
     "fire_timer timer_id": lambda s, k: s.fire_timer(timer(timer_id=k), worker_id="worker-1"),
     "fire_timer worker_id": lambda s, k: s.fire_timer(timer(), worker_id=k),
+    "fire_and_claim timer_id": lambda s, k: s.fire_and_claim(timer(timer_id=k), "worker-1", 30),
+    "fire_and_claim worker_id": lambda s, k: s.fire_and_claim(timer(), k, 30),
     "remove_timer_subscription instance_id": lambda s, k: s.remove_timer_subscription(k, "nap"),
     "remove_timer_subscription timer_id": lambda s, k: s.remove_timer_subscription("given", k),
     "add_outbox_event event_id": lambda s, k: s.add_outbox_event(event(event_id=k)),
@@ -192,6 +194,9 @@ USES: dict[str, Use] = {
     "deliver_channel_message_with_lock worker_id": lambda s, k: s.deliver_channel_message_with_lock(
         "given", "news", MESSAGE, k, 30
     ),
+    "deliver_and_claim instance_id": lambda s, k: s.deliver_and_claim(subscription(instance_id=k), "worker-1", 30),
+    "deliver_and_claim channel": lambda s, k: s.deliver_and_claim(subscription(channel=k), "worker-1", 30),
+    "deliver_and_claim worker_id": lambda s, k: s.deliver_and_claim(subscription(), k, 30),
     "expire_channel_receive channel": lambda s, k: s.expire_channel_receive(subscription(channel=k)),
     "expire_channel_receive subscription activity_id": lambda s, k: s.expire_channel_receive(
         subscription(activity_id=k)

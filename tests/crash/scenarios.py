@@ -254,6 +254,15 @@ async def fire_timer(storage: SQLStorage) -> bool:
     return await storage.fire_timer(timer(in_hours=-1, now=await storage.current_time()), worker_id="w")
 
 
+async def fire_and_claim(storage: SQLStorage) -> Any:
+    return await storage.fire_and_claim(timer(in_hours=-1, now=await storage.current_time()), "w", HOUR)
+
+
+def deliver_and_claim(channel: str) -> Act:
+    subscription = ChannelSubscription("order", channel, ChannelMode.BROADCAST)
+    return lambda storage: storage.deliver_and_claim(subscription, "w", HOUR)
+
+
 def deliver(channel: str) -> Act:
     message = ChannelMessage(channel)
     return lambda storage: storage.deliver_channel_message_with_lock("order", channel, message, "w", HOUR)
@@ -305,6 +314,7 @@ SCENARIOS: dict[str, Scenario] = {
     "register_timer_subscription": Scenario(running, register_timer),
     "register_timer_subscription_and_release_lock": Scenario(running, wait_for_timer),
     "fire_timer": Scenario(waiting, fire_timer, hard=True),
+    "fire_and_claim": Scenario(waiting, fire_and_claim, hard=True),
     "remove_timer_subscription": Scenario(only_sleeping, lambda s: s.remove_timer_subscription("order", "sleep")),
     "add_outbox_event": Scenario(running, lambda s: s.add_outbox_event(EVENT, **STEP)),
     "get_pending_outbox_events": Scenario(
@@ -338,6 +348,8 @@ SCENARIOS: dict[str, Scenario] = {
     "deliver_channel_message": Scenario(waiting, lambda s: s.deliver_channel_message("order", ChannelMessage("news"))),
     "deliver_channel_message_with_lock": Scenario(waiting, deliver("news"), hard=True),
     "deliver_channel_message_with_lock, competing": Scenario(waiting, deliver("jobs"), hard=True),
+    "deliver_and_claim": Scenario(waiting, deliver_and_claim("news"), hard=True),
+    "deliver_and_claim, competing": Scenario(waiting, deliver_and_claim("jobs")),
     "find_deliverable_subscriptions": Scenario(settling, lambda s: s.find_deliverable_subscriptions()),
     "find_deliverable_subscriptions among foreign news": Scenario(
         foreign_news, lambda s: s.find_deliverable_subscriptions()

@@ -417,6 +417,17 @@ def fire_timer(g: Generator) -> Call:
     return Call("fire_timer", (timer,), {"worker_id": g.worker()}, by=g.framework(timer.instance_id))
 
 
+def fire_and_claim(g: Generator) -> Call:
+    call = fire_timer(g)
+    return Call("fire_and_claim", (*call.args, g.worker(), g.pick(LOCK_SEC)), claim_options(g), by=call.by)
+
+
+def claim_options(g: Generator) -> dict[str, Any]:
+    options = g.poll_options()
+    options.pop("limit", None)
+    return options
+
+
 def remove_timer_subscription(g: Generator) -> Call:
     return Call("remove_timer_subscription", (g.instance(*WAITING), g.pick(TIMERS)))
 
@@ -595,6 +606,17 @@ def deliver_channel_message_with_lock(g: Generator) -> Call:
     )
 
 
+def deliver_and_claim(g: Generator) -> Call:
+    instance_id, wait = waiter(g)
+    subscription = ChannelSubscription(instance_id, wait.channel, usual_mode(wait.channel))
+    return Call(
+        "deliver_and_claim",
+        (subscription, g.worker(), g.pick(LOCK_SEC)),
+        claim_options(g),
+        by=g.framework(instance_id),
+    )
+
+
 def expire_channel_receive(g: Generator) -> Call:
     instance_id, wait = waiter(g)
     subscription = ChannelSubscription(
@@ -725,6 +747,7 @@ def receive(g: Generator) -> list[Step]:
     deliveries = (
         Call("deliver_channel_message_with_lock", (instance_id, channel, message, "w9", 1500.0)),
         Call("deliver_channel_message", (instance_id, message)),
+        Call("deliver_and_claim", (ChannelSubscription(instance_id, channel, usual_mode(channel)), "w9", 1500.0)),
     )
     return [
         run,
@@ -753,7 +776,7 @@ def race(g: Generator) -> list[Step]:
         instance_id, channel, ChannelMode.BROADCAST, activity_id=waits[1].activity_id, timeout_at=waits[1].timeout_at
     )
     events: list[Step] = [
-        Call("fire_timer", (timer,), {"worker_id": "w9"}),
+        g.pick((Call("fire_timer", (timer,), {"worker_id": "w9"}), Call("fire_and_claim", (timer, "w9", 1500.0)))),
         Call("publish_to_channel", (channel, g.payload())),
         Call("deliver_channel_message_with_lock", (instance_id, channel, ChannelMessage(channel), "w9", 1500.0)),
         Call("expire_channel_receive", (subscription,)),
@@ -941,10 +964,12 @@ WRITES: Kinds = {
     suspend: 12,
     subscribe_to_channel: 10,
     publish_to_channel: 10,
-    deliver_channel_message_with_lock: 9,
+    deliver_channel_message_with_lock: 6,
+    deliver_and_claim: 6,
     append_history: 7,
     register_channel_receive_and_release_lock: 6,
-    fire_timer: 6,
+    fire_timer: 4,
+    fire_and_claim: 4,
     update_instance_status: 4,
     update_instance_output: 3,
     cancel_instance: 3,

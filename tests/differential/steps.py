@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from romancy.storage import Lock, StorageError
+from romancy.storage import Lock, StorageError, Woken
 
 from .oracle import EPOCH, OURS, Oracle
 
@@ -134,6 +134,8 @@ class Handles:
         elif isinstance(actual, Lock):
             key = (actual.instance_id, actual.worker_id)
             self.locks[key] = (actual, *self.locks.get(key, ()))
+        elif isinstance(actual, Woken):
+            self.note(name, expected.lock, actual.lock)
         elif name == "reserve_foreign":
             self.drawn = (*self.drawn, (expected, actual))
         elif name.startswith("publish") and isinstance(actual, int):

@@ -7,6 +7,8 @@ import pytest
 
 from romancy.storage import (
     ChannelMode,
+    ChannelSubscription,
+    ChannelWait,
     OutboxEvent,
     SQLStorage,
     TimerSubscription,
@@ -99,6 +101,51 @@ class ClaimInstances(Case):
         tokens = {instance.lock_token for instance in instances if instance is not None}
         assert len(tokens) == 1
         return tokens == {1}
+
+
+class DeliverAndClaim(Case):
+    async def arrange(self) -> None:
+        self.channel = self.harness.new_id("channel")
+        lock = await self.harness.locked(self.storage)
+        self.id = lock.instance_id
+        await self.storage.subscribe_to_channel(self.id, self.channel, ChannelMode.BROADCAST)
+        await self.storage.suspend(self.id, [ChannelWait(self.channel, "receive:1")], lock=lock)
+        await self.storage.publish_to_channel(self.channel, "1")
+
+    async def act(self) -> object:
+        waiting = ChannelSubscription(self.id, self.channel, ChannelMode.BROADCAST)
+        return await self.storage.deliver_and_claim(waiting, "w", 60)
+
+    async def happened(self) -> bool:
+        instance = await self.storage.get_instance(self.id)
+        assert instance is not None
+        assert instance.locked_by is None, "the lock of a cancelled caller is given back"
+        delivered = len(await history_of(self.storage, self.id)) == 1
+        assert (instance.lock_token, instance.status) == (
+            (2, WorkflowStatus.RUNNING) if delivered else (1, WorkflowStatus.WAITING_FOR_MESSAGE)
+        )
+        return delivered
+
+
+class FireAndClaim(Case):
+    async def arrange(self) -> None:
+        lock = await self.harness.locked(self.storage)
+        self.timer = TimerSubscription(lock.instance_id, "nap", lock.expires_at)
+        await self.storage.suspend(lock.instance_id, [self.timer], lock=lock)
+        self.harness.advance(60)
+
+    async def act(self) -> object:
+        return await self.storage.fire_and_claim(self.timer, "w", 60)
+
+    async def happened(self) -> bool:
+        instance = await self.storage.get_instance(self.timer.instance_id)
+        assert instance is not None
+        assert instance.locked_by is None, "the lock of a cancelled caller is given back"
+        fired = len(await history_of(self.storage, self.timer.instance_id)) == 1
+        assert (instance.lock_token, instance.status) == (
+            (2, WorkflowStatus.RUNNING) if fired else (1, WorkflowStatus.WAITING_FOR_TIMER)
+        )
+        return fired
 
 
 class TakeSystemLock(Case):
@@ -226,6 +273,8 @@ CASES = [
     CreateLocked,
     AcquireLock,
     ClaimInstances,
+    DeliverAndClaim,
+    FireAndClaim,
     TakeSystemLock,
     LeaseOutboxEvent,
     Append,

@@ -1,12 +1,18 @@
 """The courier: serves the channels it is told of at once, and all of them when there is a reason."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
 
-from romancy.storage import ChannelMode, ChannelWait, SQLStorage, StorageUnavailableError
+from romancy.storage import (
+    ChannelMessage,
+    ChannelMode,
+    ChannelSubscription,
+    ChannelWait,
+    SQLStorage,
+    StorageUnavailableError,
+)
 from romancy.worker.services import Courier
-from romancy.worker.settings import Settings
 from tests.engine.test_messages import until
 from tests.harness import Harness, history_of
 from tests.plans.looking import statements_sent
@@ -20,10 +26,22 @@ async def receiver(harness: Harness, storage: SQLStorage, channel: str) -> str:
     return lock.instance_id
 
 
+def courier_of(storage: SQLStorage) -> Courier:
+    """A courier that delivers and leaves it to others to run what it wakes."""
+
+    def deliver(subscription: ChannelSubscription) -> Awaitable[object]:
+        message = ChannelMessage(subscription.channel)
+        return storage.deliver_channel_message_with_lock(
+            subscription.instance_id, subscription.channel, message, "courier", 30
+        )
+
+    return Courier(storage, ["order"], None, deliver)
+
+
 @asynccontextmanager
 async def at_work(storage: SQLStorage) -> AsyncIterator[Courier]:
     """A courier whose first look at everything is over."""
-    courier = Courier(storage, "courier", ["order"], None, Settings())
+    courier = courier_of(storage)
     await courier.look()
     working = asyncio.create_task(courier.run())
     await asyncio.sleep(0)
@@ -64,7 +82,7 @@ async def test_odd_names_and_too_many_names_mean_a_look_at_everything(harness: H
 
 
 async def test_what_it_could_not_do_it_does_when_the_database_is_back(harness: Harness, storage: SQLStorage) -> None:
-    courier = Courier(storage, "courier", ["order"], None, Settings())
+    courier = courier_of(storage)
     await courier.look()
     waiting = await receiver(harness, storage, "orders")
     await storage.publish_to_channel("orders", "1")

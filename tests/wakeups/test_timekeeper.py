@@ -1,7 +1,7 @@
 """The timekeeper: looks when something is due, and not before."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 
@@ -18,7 +18,11 @@ async def at_work(storage: SQLStorage) -> AsyncIterator[Timekeeper]:
     """A timekeeper whose first look is over."""
     clock = DatabaseClock(storage)
     await clock.read()
-    timekeeper = Timekeeper(storage, clock, "timekeeper", ["order"], None)
+
+    def fire(timer: TimerSubscription) -> Awaitable[object]:
+        return storage.fire_timer(timer, worker_id="timekeeper")
+
+    timekeeper = Timekeeper(storage, clock, ["order"], None, fire)
     working = asyncio.create_task(timekeeper.run())
     await asyncio.sleep(0.2)
     yield timekeeper

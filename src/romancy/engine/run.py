@@ -45,6 +45,7 @@ from ..storage import (
     StorageError,
     TimerSubscription,
     TransientStorageError,
+    Woken,
     WorkflowInstance,
     WorkflowStatus,
 )
@@ -218,12 +219,15 @@ class Run:
         finally:
             await self._stop_doing()
 
-    async def resume(self, lock: Lock) -> Ending:
-        """Go on after a suspension that this process has kept in memory: only what was recorded since is read."""
+    async def resume(self, lock: Lock, woken: Woken | None = None) -> Ending:
+        """Go on after a suspension that this process has kept in memory: only what was recorded since is read.
+
+        Not even that, if what has woken it is known to be all.
+        """
         self.lock = lock
         self.stopped = None
         try:
-            await self._replay_rest()
+            await self._replay_rest(woken)
             return await self._until_it_ends()
         finally:
             await self._stop_doing()
@@ -234,8 +238,11 @@ class Run:
         self._root = self.loop.create_task(self._body(), context=context)
         self.loop.run_until_blocked()
 
-    async def _replay_rest(self) -> None:
+    async def _replay_rest(self, woken: Woken | None = None) -> None:
         """Take what is recorded, and was not seen yet, to the body; a page at a time."""
+        if woken is not None and woken.after_id == self.last_id < (woken.event.id or 0):
+            self._replay(woken.event)  # that is all
+            return
         more = True
         while more:
             page = await self.storage.get_history_paginated(self.instance_id, self.last_id, _PAGE)

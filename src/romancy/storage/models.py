@@ -257,6 +257,16 @@ class ChannelDeliveryResult(Model, frozen=True):
     activity_id: str
 
 
+class Woken(Model, frozen=True):
+    """An instance that has just been woken, by what, and its lock if whoever woke it may run it."""
+
+    instance: WorkflowInstance
+    event: HistoryEvent
+    after_id: int
+    """The newest event of its history before this one: who has seen that has now seen all."""
+    lock: Lock | None = None
+
+
 class GroupMembership(Model, frozen=True):
     """An instance's membership in a group."""
 

@@ -45,6 +45,7 @@ from .models import (
     StaleWorkflowInfo,
     TimerSubscription,
     Wait,
+    Woken,
     Work,
     WorkflowInstance,
     WorkflowStatus,
@@ -301,6 +302,20 @@ class TimerSubscriptionManager(Protocol):
     async def fire_timer(self, timer: TimerSubscription, *, worker_id: str) -> bool:
         """Record TimerExpired, remove the timer and wake the instance together; False if it is not ours to fire."""
 
+    async def fire_and_claim(
+        self,
+        timer: TimerSubscription,
+        worker_id: str,
+        timeout_sec: float,
+        *,
+        workflow_names: Sequence[str] | None = None,
+        owner_service: str | None = None,
+    ) -> Woken | None:
+        """Fire a timer and take the instance's lock together, if a poll with these options would find the instance.
+
+        Else it is woken without a lock. None if the timer is not ours to fire.
+        """
+
     async def remove_timer_subscription(self, instance_id: str, timer_id: str) -> None:
         """Forget a timer, if there is one; an instance left without any wait runs again."""
 
@@ -462,6 +477,20 @@ class ChannelManager(Protocol):
         lock_timeout_sec: float,
     ) -> ChannelDeliveryResult | None:
         """Deliver the oldest pending message to an instance that waits for it; None if it is held or does not wait."""
+
+    async def deliver_and_claim(
+        self,
+        subscription: ChannelSubscription,
+        worker_id: str,
+        timeout_sec: float,
+        *,
+        workflow_names: Sequence[str] | None = None,
+        owner_service: str | None = None,
+    ) -> Woken | None:
+        """Deliver the same and take the instance's lock together, if a poll with these options would find the instance.
+
+        Else it is woken without a lock.
+        """
 
     async def find_deliverable_subscriptions(
         self, limit: int = 100, *, workflow_names: Sequence[str] | None = None, owner_service: str | None = None

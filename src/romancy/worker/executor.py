@@ -23,6 +23,7 @@ from ..storage import (
     Lock,
     LockLostError,
     SQLStorage,
+    Woken,
     WorkflowInstance,
     WorkflowStatus,
 )
@@ -40,10 +41,13 @@ _INNOCENT_TAKEOVERS = 2
 class Execution:
     """One acquisition of an instance's lock, and what is done with it."""
 
-    def __init__(self, instance: WorkflowInstance, lock: Lock, *, newborn: bool = False) -> None:
+    def __init__(
+        self, instance: WorkflowInstance, lock: Lock, *, newborn: bool = False, woken: Woken | None = None
+    ) -> None:
         self.instance = instance
         self.lock = lock
         self.newborn = newborn
+        self.woken = woken
         self.run: Run | None = None
         self.task: asyncio.Task[None] | None = None
         self.ended: Ended | None = None
@@ -133,12 +137,14 @@ class Executor:
         """What is being done with the instance; None if it does not run here."""
         return self._executions.get(instance_id)
 
-    def start(self, instance: WorkflowInstance, lock: Lock, *, newborn: bool = False) -> None:
-        """Run an instance whose lock was just taken; a newborn one was created with it, and has no history."""
+    def start(
+        self, instance: WorkflowInstance, lock: Lock, *, newborn: bool = False, woken: Woken | None = None
+    ) -> None:
+        """Run an instance whose lock was just taken, by creating it (then it has no history) or by waking it."""
         before = self._executions.get(instance.instance_id)
         if before is not None:
             _abandon(before)  # its lock is gone, and it may be long until a write of its own tells it
-        execution = self._executions[instance.instance_id] = Execution(instance, lock, newborn=newborn)
+        execution = self._executions[instance.instance_id] = Execution(instance, lock, newborn=newborn, woken=woken)
         self._watch(execution, resumed=lock.token > 1)  # here, where hooks still see who starts it
         execution.task = asyncio.create_task(
             self._execute(execution, before),
@@ -279,7 +285,7 @@ class Executor:
         warm = self._warm.pop(instance.instance_id, None)
         if warm is not None and warm.lock.token + 1 == lock.token:
             execution.run = warm
-            return await warm.resume(lock)
+            return await warm.resume(lock, execution.woken)
         if warm is not None:
             warm.tear_down()
         definition = self._workflows[instance.workflow_name]

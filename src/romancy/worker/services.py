@@ -18,7 +18,6 @@ from typing import Any
 
 from ..engine.clock import DatabaseClock
 from ..storage import (
-    ChannelMessage,
     ChannelSubscription,
     InvalidKeyError,
     LockLostError,
@@ -145,6 +144,11 @@ class Resumer(Service):
         if self._lacked_room:
             self.wake()
 
+    @property
+    def has_backlog(self) -> bool:
+        """Whether instances may be waiting for room."""
+        return self._lacked_room or bool(self._backlogs)
+
     async def look(self) -> bool:
         self._shares.rotate(1)  # each comes first in its turn: none takes all the room for ever
         self._lacked_room = False
@@ -221,12 +225,17 @@ class Timekeeper(Service):
     """Fires due timers and timeouts, waking up for those it knows of."""
 
     def __init__(
-        self, storage: SQLStorage, clock: DatabaseClock, worker_id: str, names: Sequence[str], owner: str | None
+        self,
+        storage: SQLStorage,
+        clock: DatabaseClock,
+        names: Sequence[str],
+        owner: str | None,
+        fire: Callable[[TimerSubscription], Awaitable[object]],
     ) -> None:
         super().__init__()
         self._storage = storage
         self._clock = clock
-        self._worker_id = worker_id
+        self._fire = fire
         self._ours: dict[str, Any] = {"workflow_names": names, "owner_service": owner}
         self._known: list[datetime] = []
         """A heap of moments at which something will be due."""
@@ -265,21 +274,21 @@ class Timekeeper(Service):
         await for_each(self._storage.expire_channel_receive(subscription) for subscription in late)
         return len(timers) == _BATCH * 5 or len(late) == _BATCH
 
-    async def _fire(self, timer: TimerSubscription) -> None:
-        await self._storage.fire_timer(timer, worker_id=self._worker_id)
-
 
 class Courier(Service):
     """Delivers messages to those who wait for them: on channels it is told of at once, on all when it is woken."""
 
     def __init__(
-        self, storage: SQLStorage, worker_id: str, names: Sequence[str], owner: str | None, settings: Settings
+        self,
+        storage: SQLStorage,
+        names: Sequence[str],
+        owner: str | None,
+        deliver: Callable[[ChannelSubscription], Awaitable[object]],
     ) -> None:
         super().__init__()
         self._storage = storage
-        self._worker_id = worker_id
         self._ours: dict[str, Any] = {"workflow_names": names, "owner_service": owner}
-        self._lock_timeout_sec = settings.lock_timeout_sec
+        self._deliver = deliver
         self._told: set[str] = set()
         self._everywhere = True
 
@@ -320,12 +329,3 @@ class Courier(Service):
         found = await self._storage.find_deliverable_subscriptions(_BATCH, **self._ours)
         await for_each(self._deliver(subscription) for subscription in found)
         self._everywhere |= len(found) == _BATCH
-
-    async def _deliver(self, subscription: ChannelSubscription) -> None:
-        await self._storage.deliver_channel_message_with_lock(
-            subscription.instance_id,
-            subscription.channel,
-            ChannelMessage(channel=subscription.channel),
-            self._worker_id,
-            self._lock_timeout_sec,
-        )

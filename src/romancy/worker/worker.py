@@ -21,6 +21,7 @@ from .reviewer import Reviewer
 from .services import Courier, Heart, Lookout, Resumer, Service, Timekeeper
 from .settings import Retention, Settings
 from .sweeper import Sweeper
+from .waker import Waker
 
 
 class Worker:
@@ -52,9 +53,10 @@ class Worker:
         )
         self.executor.observers = observers
         self._resumer = Resumer(storage, self.executor, self.id, shares(workflows), owner, settings)
+        waker = Waker(storage, self.executor, self._resumer, self.id, unlimited(workflows), owner, settings)
         self._reviewer = Reviewer(storage, workflows, owner)
-        self._timekeeper = Timekeeper(storage, self.clock, self.id, names, owner)
-        self._courier = Courier(storage, self.id, names, owner, settings)
+        self._timekeeper = Timekeeper(storage, self.clock, names, owner, waker.fire)
+        self._courier = Courier(storage, names, owner, waker.deliver)
         self._heart = Heart(storage, self.executor, settings)
         self._lookout = Lookout(storage, names, owner, settings.poll_sec, self._on_work)
         self._on_events = on_events
@@ -132,6 +134,10 @@ class Worker:
 
 def shares(workflows: Mapping[str, Workflow[Any, Any]]) -> list[list[str]]:
     """Names to be claimed together: those with a limit of their own alone, all others at once."""
-    limited = sorted(name for name, workflow in workflows.items() if workflow.max_concurrent is not None)
-    others = sorted(set(workflows) - set(limited))
-    return [[name] for name in limited] + ([others] if others else [])
+    others = unlimited(workflows)
+    return [[name] for name in sorted(set(workflows) - set(others))] + ([others] if others else [])
+
+
+def unlimited(workflows: Mapping[str, Workflow[Any, Any]]) -> list[str]:
+    """Names of those without a limit of their own."""
+    return sorted(name for name, workflow in workflows.items() if workflow.max_concurrent is None)

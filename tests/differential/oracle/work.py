@@ -5,12 +5,11 @@ from datetime import datetime, timedelta
 
 from romancy.storage import Work
 
-from .instances import Instances
 from .outbox import Outbox
-from .waiting import Waiting
+from .waking import Waking
 
 
-class Looking(Instances, Waiting, Outbox):
+class Looking(Waking, Outbox):
     """Implements `look_for_work`."""
 
     def look_for_work(

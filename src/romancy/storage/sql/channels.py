@@ -29,6 +29,34 @@ MESSAGE_TOPIC = "workflow_channel_message"
 _RECEIPTS_MARK = "receipts"
 
 
+# Both look where the next message must be: neither reads through what was received long ago, nor sorts what waits.
+
+
+def pending_broadcast(columns: str) -> str:
+    """What a subscriber of a broadcast has not received, in order."""
+    return f"""
+        SELECT * FROM (
+            SELECT {columns} FROM channel_messages m
+             WHERE m.origin IS NULL AND m.id <= :cursor AND m.id > :cursor - 10000 AND m.channel = :channel
+               AND NOT {received_by(":instance_id")}
+               AND EXISTS (SELECT 1 FROM workflow_instances i WHERE i.instance_id = :instance_id AND {{keeps_receipts}})
+             ORDER BY m.id LIMIT :limit) late
+        UNION ALL
+        SELECT * FROM (
+            SELECT {columns} FROM channel_messages m
+             WHERE m.channel = :channel AND m.id > :cursor
+             ORDER BY m.id LIMIT :limit) unread
+         ORDER BY id LIMIT :limit"""
+
+
+def pending_competing(columns: str) -> str:
+    """What nobody else has claimed, in order."""
+    return f"""
+        SELECT {columns} FROM channel_messages m
+         WHERE m.channel = :channel AND NOT {claimed_by_another_than(":instance_id")}
+         ORDER BY m.id LIMIT :limit"""
+
+
 class Channels(Ending):
     """Implements the part of `ChannelManager` that wakes nobody."""
 
@@ -113,31 +141,9 @@ class Channels(Ending):
         row=ChannelMessage,
     )
 
-    # Both look where the next message must be: neither reads through what was received long ago, nor sorts what waits.
-    _pending_broadcast = sql(
-        f"""
-        SELECT * FROM (
-            SELECT {{message_columns}} FROM channel_messages m
-             WHERE m.origin IS NULL AND m.id <= :cursor AND m.id > :cursor - 10000 AND m.channel = :channel
-               AND NOT {received_by(":instance_id")}
-               AND EXISTS (SELECT 1 FROM workflow_instances i WHERE i.instance_id = :instance_id AND {{keeps_receipts}})
-             ORDER BY m.id LIMIT :limit) late
-        UNION ALL
-        SELECT * FROM (
-            SELECT {{message_columns}} FROM channel_messages m
-             WHERE m.channel = :channel AND m.id > :cursor
-             ORDER BY m.id LIMIT :limit) unread
-         ORDER BY id LIMIT :limit""",
-        row=ChannelMessage,
-    )
+    _pending_broadcast = sql(pending_broadcast("{message_columns}"), row=ChannelMessage)
 
-    _pending_competing = sql(
-        f"""
-        SELECT {{message_columns}} FROM channel_messages m
-         WHERE m.channel = :channel AND NOT {claimed_by_another_than(":instance_id")}
-         ORDER BY m.id LIMIT :limit""",
-        row=ChannelMessage,
-    )
+    _pending_competing = sql(pending_competing("{message_columns}"), row=ChannelMessage)
 
     _message_name = sql("SELECT channel, message_id FROM channel_messages WHERE id = {any_id:message_id}")
 

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from ..errors import InvalidStatusTransitionError, NotSubscribedError
 from ..models import (
@@ -26,7 +27,7 @@ from ..models import (
     Lock,
     WorkflowStatus,
 )
-from .channels import Channels
+from .channels import Channels, pending_broadcast, pending_competing
 from .checks import check_key, check_optional_key, page_size
 from .envelopes import EDDA, ROMANCY_GO, readable, received_event, timeout_event
 from .operation import operation
@@ -37,6 +38,7 @@ _SETTLED_AT_ONCE = 1000
 _FOREIGN_MARK = "foreign_messages"
 _FOREIGN_GRACE_SEC = 300.0
 _MARK_STEP = 100
+_PENDING = "{message_columns}, CASE WHEN m.origin IS NULL THEN 1 ELSE 0 END AS is_foreign"
 
 
 class News(msgspec.Struct, frozen=True):
@@ -49,16 +51,36 @@ class News(msgspec.Struct, frozen=True):
     mark: int
 
 
+class Awaiting(ChannelSubscription, frozen=True):
+    """A subscription, and whether the step that waits in it stands in our own table."""
+
+    ours: bool = False
+
+
+class Pending(ChannelMessage, frozen=True):
+    """A message, and whether another framework has published it."""
+
+    foreign: bool = False
+
+
 class Delivery(Channels, Timers):
     """Implements the part of `ChannelManager` that wakes instances."""
 
-    _our_wait = sql("""
-        SELECT w.activity_id FROM romancy_channel_waits w
-         WHERE w.instance_id = :instance_id AND w.channel = :channel ORDER BY w.id LIMIT 1""")
+    _awaiting = sql(
+        """
+        SELECT s.instance_id, s.channel, s.mode, s.id, {cursor}, COALESCE(w.activity_id, s.activity_id),
+               COALESCE(w.timeout_at, s.timeout_at), s.subscribed_at,
+               CASE WHEN w.activity_id IS NULL THEN 0 ELSE 1 END
+          FROM channel_subscriptions s {with_cursor}
+          LEFT JOIN romancy_channel_waits w ON w.instance_id = s.instance_id AND w.channel = s.channel
+         WHERE s.instance_id = :instance_id AND s.channel = :channel
+         ORDER BY w.id LIMIT 1""",
+        row=Awaiting,
+    )
 
-    _foreign_wait = sql("""
-        SELECT activity_id FROM channel_subscriptions
-         WHERE instance_id = :instance_id AND channel = :channel AND activity_id IS NOT NULL""")
+    _next_broadcast = sql(pending_broadcast(_PENDING), row=Pending)
+
+    _next_competing = sql(pending_competing(_PENDING), row=Pending)
 
     _register_wait = sql("""
         INSERT INTO romancy_channel_waits (instance_id, channel, activity_id, timeout_at, created_at)
@@ -80,8 +102,6 @@ class Delivery(Channels, Timers):
          WHERE instance_id = :instance_id""")
 
     _framework = sql("SELECT workflow_name, framework FROM workflow_instances WHERE instance_id = :instance_id")
-
-    _origin = sql("SELECT 1 FROM channel_messages WHERE id = :message_id AND origin IS NULL")
 
     _add_receipt = sql("""
         INSERT INTO romancy_receipts (instance_id, message_id) VALUES (:instance_id, :message_id)
@@ -233,12 +253,13 @@ class Delivery(Channels, Timers):
         message = await self._next_message(subscription)
         if message is None:
             return None
-        await self._deliver(instance_id, activity_id, message, subscription.mode, self.framework)
+        event = received_event(instance_id, activity_id, message, self.framework)
+        await self._deliver(event, message, subscription.mode, self.framework)
         recorded = await self._recorded_step.one(instance_id=instance_id, activity_id=activity_id)
         assert recorded is not None, "what was just recorded can be read"
         return recorded
 
-    async def _next_message(self, subscription: ChannelSubscription) -> ChannelMessage | None:
+    async def _next_message(self, subscription: ChannelSubscription) -> Pending | None:
         message = await self._oldest_pending(subscription)
         if subscription.mode is ChannelMode.COMPETING:
             # Other frameworks take messages without our channel lock: only behind the message's own lock is it ours.
@@ -249,29 +270,30 @@ class Delivery(Channels, Timers):
                 message = await self._oldest_pending(subscription)
         return message
 
-    async def _oldest_pending(self, subscription: ChannelSubscription) -> ChannelMessage | None:
-        pending = await self._pending(subscription, 1)
-        return pending[0] if pending else None
+    async def _oldest_pending(self, subscription: ChannelSubscription) -> Pending | None:
+        key = {"instance_id": subscription.instance_id, "channel": subscription.channel, "limit": 1}
+        if subscription.mode is ChannelMode.COMPETING:
+            return await self._next_competing.one(**key)
+        return await self._next_broadcast.one(**key, cursor=subscription.cursor_message_id)
 
-    async def _deliver(
-        self, instance_id: str, activity_id: str, message: ChannelMessage, mode: ChannelMode, framework: str
-    ) -> None:
+    async def _deliver(self, event: HistoryEvent, message: Pending, mode: ChannelMode, framework: str) -> HistoryEvent:
         """Record a message as received, count it as such, and end the wait for it: together, or not at all."""
         assert message.id is not None, "a stored message has an id"
-        event = received_event(instance_id, activity_id, message, framework)
-        recorded = await self._record(event, stored=True)
-        await self._forget_wait.run(instance_id=instance_id, activity_id=activity_id)
+        instance_id = event.instance_id
+        recorded = await self._record_new(event, stored=True)
+        await self._forget_wait.run(instance_id=instance_id, activity_id=event.activity_id)
         if framework in (EDDA, ROMANCY_GO):
             await self._forget_foreign_wait.run(instance_id=instance_id, channel=message.channel)
-        if recorded is not None:
-            return  # it stands there already, and so does what it took
+        if not isinstance(recorded, int):
+            return recorded  # it stands there already, and so does what it took
         if mode is ChannelMode.COMPETING:
             await self._unclaim.run(message_name=message.message_id)
             await self._delete_message.run(message_id=message.id)
         else:
             await self._advance(instance_id, message.channel, message.id)
-            if await self._origin.value(message_id=message.id):
+            if message.foreign:
                 await self._add_receipt.run(instance_id=instance_id, message_id=message.id)
+        return replace(event, id=recorded)
 
     # Delivering to those who wait.
 
@@ -294,7 +316,7 @@ class Delivery(Channels, Timers):
         if delivered is None:
             return None
         await self._wake_instance(instance_id, workflow_name)
-        return ChannelDeliveryResult(instance_id, workflow_name, delivered)
+        return ChannelDeliveryResult(instance_id, workflow_name, delivered.activity_id)
 
     @operation
     async def deliver_channel_message(
@@ -310,25 +332,23 @@ class Delivery(Channels, Timers):
         if delivered is None:
             return None
         await self._wake_and_keep_lock.run(instance_id=instance_id)
-        return ChannelDeliveryResult(instance_id, found[0], delivered)
+        return ChannelDeliveryResult(instance_id, found[0], delivered.activity_id)
 
-    async def _deliver_to_waiter(self, instance_id: str, channel: str, framework: str) -> str | None:
-        """Deliver the oldest pending message to the step that waits for it; that step, or None."""
-        activity_id = await self._our_wait.value(instance_id=instance_id, channel=channel)
-        ours = activity_id is not None
-        if not ours:
-            activity_id = await self._foreign_wait.value(instance_id=instance_id, channel=channel)
-        subscription = await self._subscription.one(instance_id=instance_id, channel=channel)
-        if activity_id is None or subscription is None:
+    async def _deliver_to_waiter(
+        self, instance_id: str, channel: str, framework: str, now: datetime | None = None
+    ) -> HistoryEvent | None:
+        """Deliver the oldest pending message to the step that waits for it; what is recorded of it, or None."""
+        awaiting = await self._awaiting.one(instance_id=instance_id, channel=channel)
+        if awaiting is None or awaiting.activity_id is None:
             return None
-        if subscription.mode is ChannelMode.COMPETING:
+        if awaiting.mode is ChannelMode.COMPETING:
             await self._hold_channel(channel)
-        message = await self._next_message(subscription)
+        message = await self._next_message(awaiting)
         if message is None:
             return None
-        message = message if ours else readable(message, framework)
-        await self._deliver(instance_id, activity_id, message, subscription.mode, framework)
-        return str(activity_id)
+        shown = message if awaiting.ours else readable(message, framework)
+        event = received_event(instance_id, awaiting.activity_id, shown, framework)
+        return await self._deliver(replace(event, created_at=now), message, awaiting.mode, framework)
 
     @operation(reads=True)
     async def get_channel_subscribers_waiting(

@@ -105,9 +105,15 @@ class Manager:
 
         What was `stored` before is not measured again: the envelope of a message is larger than the message.
         """
+        recorded = await self._record_new(event, stored=stored)
+        return None if isinstance(recorded, int) else recorded
+
+    async def _record_new(self, event: HistoryEvent, *, stored: bool = False) -> int | HistoryEvent:
+        """The same, with the id of what was recorded just now."""
         row = event_row(event) if stored else self._checked_event(event)
-        if await self._record_step.insert(**row) is not None:
-            return None
+        recorded_id = await self._record_step.insert(**row)
+        if recorded_id is not None:
+            return recorded_id
         recorded = await self._recorded_step.one(instance_id=event.instance_id, activity_id=event.activity_id)
         if recorded is None:
             raise InstanceNotFoundError(event.instance_id)

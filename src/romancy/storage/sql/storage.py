@@ -26,18 +26,16 @@ from .runners.sqlite import MEMORY, SQLiteRunner
 from .seen_events import SeenEvents
 from .setbacks import Setbacks
 from .states import States
-from .suspending import Suspending
 from .system_locks import SystemLocks
 from .transactions import TransactionBlock
+from .waking import Waking
 from .work import Looking
 
 FRAMEWORK = "romancy-py"
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 
 
-class SQLStorage(
-    Suspending, Looking, Setbacks, SeenEvents, History, Outbox, Compensations, Groups, States, SystemLocks
-):
+class SQLStorage(Waking, Looking, Setbacks, SeenEvents, History, Outbox, Compensations, Groups, States, SystemLocks):
     """Durable workflow state in an SQL database; implements `Storage`."""
 
     def __init__(

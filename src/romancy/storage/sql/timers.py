@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import msgspec
+from msgspec.structs import replace
 
 from ..models import HistoryEvent, HistoryEventType, Lock, TimerSubscription
 from . import touches
@@ -77,12 +78,20 @@ class Timers(Locks):
         waiting = await self._take_waiting.one(instance_id=timer.instance_id, worker_id=worker_id)
         if waiting is None:
             return False
-        due = await self._due_timer.one(instance_id=timer.instance_id, timer_id=timer.timer_id)
-        if due is None:
+        if await self._fire(timer) is None:
             return False
-        await self._expire_timer(due)
         await self._wake_instance(timer.instance_id, waiting[0])
         return True
+
+    async def _fire(self, timer: TimerSubscription, now: datetime | None = None) -> HistoryEvent | None:
+        """Record a registered timer that is due and remove it; what is recorded of it, or None."""
+        due = await self._due_timer.one(instance_id=timer.instance_id, timer_id=timer.timer_id)
+        if due is None:
+            return None
+        event = replace(timer_event(due), created_at=now)
+        recorded = await self._record_new(event)
+        await self._remove_timer.run(instance_id=due.instance_id, timer_id=due.timer_id)
+        return replace(event, id=recorded) if isinstance(recorded, int) else recorded
 
     async def _expire_timer(self, timer: TimerSubscription) -> HistoryEvent:
         """Record that a timer has expired and remove it, together."""

@@ -53,7 +53,7 @@ def of_suspension(instance_id: str, waits: Sequence[Wait], **_: object) -> Touch
     return Touches(changes=(_instance(instance_id), *channels), shares=tuple(awaited))
 
 
-def of_firing(timer: TimerSubscription, *, worker_id: str) -> Touches:
+def of_firing(timer: TimerSubscription, *_: object, **__: object) -> Touches:
     """The instance that is woken."""
     return of_change(timer.instance_id)
 

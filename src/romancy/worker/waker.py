@@ -1,0 +1,83 @@
+"""The waker: what it wakes it also runs, at once, as long as there is room here that nobody else waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ..storage import ChannelMessage, ChannelSubscription, SQLStorage, TimerSubscription, Woken
+from .executor import Executor
+from .services import Resumer
+from .settings import Settings
+
+
+class Waker:
+    """Delivers messages and fires timers."""
+
+    def __init__(
+        self,
+        storage: SQLStorage,
+        executor: Executor,
+        resumer: Resumer,
+        worker_id: str,
+        names: Sequence[str],
+        owner: str | None,
+        settings: Settings,
+    ) -> None:
+        self._storage = storage
+        self._executor = executor
+        self._resumer = resumer
+        self._worker_id = worker_id
+        self._names = names
+        """Workflows without a limit of their own: the others are claimed by the resumer, which counts them."""
+        self._owner = owner
+        self._lock_timeout_sec = settings.lock_timeout_sec
+
+    async def deliver(self, subscription: ChannelSubscription) -> None:
+        """Give a waiting instance the oldest message of the channel."""
+        with self._place() as kept:
+            if not kept:
+                await self._storage.deliver_channel_message_with_lock(
+                    subscription.instance_id,
+                    subscription.channel,
+                    ChannelMessage(channel=subscription.channel),
+                    self._worker_id,
+                    self._lock_timeout_sec,
+                )
+                return
+            woken = await self._storage.deliver_and_claim(
+                subscription,
+                self._worker_id,
+                self._lock_timeout_sec,
+                workflow_names=self._names,
+                owner_service=self._owner,
+            )
+        self._run(woken)
+
+    async def fire(self, timer: TimerSubscription) -> None:
+        """Fire a timer, if it is due."""
+        with self._place() as kept:
+            if not kept:
+                await self._storage.fire_timer(timer, worker_id=self._worker_id)
+                return
+            woken = await self._storage.fire_and_claim(
+                timer,
+                self._worker_id,
+                self._lock_timeout_sec,
+                workflow_names=self._names,
+                owner_service=self._owner,
+            )
+        self._run(woken)
+
+    @contextmanager
+    def _place(self) -> Iterator[bool]:
+        """Keep a place for one instance; False if there is none, or if others have waited longer for it."""
+        if not self._names or self._resumer.has_backlog or self._executor.room_for(self._names[0]) <= 0:
+            yield False
+            return
+        with self._executor.reserve(1, self._names[0]):
+            yield True
+
+    def _run(self, woken: Woken | None) -> None:
+        if woken is not None and woken.lock is not None:
+            self._executor.start(woken.instance, woken.lock, woken=woken)
