@@ -3,12 +3,16 @@
 import asyncio
 import gc
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from romancy import App, Settings, activity, workflow
+from romancy import App, Settings, activity, receive, sleep, subscribe, workflow
 from romancy.engine.run import Run
 from romancy.engine.steps import Step
+from romancy.storage import WorkflowStatus
 
 from .conftest import MakeApp
+from .test_messages import until, waits
 
 WORKFLOWS = 10
 
@@ -29,14 +33,12 @@ async def test_a_workflow_that_is_born_and_ends_here_is_neither_replayed_nor_pol
     make_app: MakeApp,
 ) -> None:
     app: App = await make_app(three_steps, settings=Settings())
-    asked: Counter[str] = Counter()
-    app.storage.runner.probe = lambda point, operation: asked.update([operation] * (point == "before statement"))
 
     async def one() -> int:
         return await (await app.start(three_steps, 0)).result()
 
-    assert await asyncio.gather(*(one() for _ in range(WORKFLOWS))) == [3] * WORKFLOWS
-    app.storage.runner.probe = None
+    with asked_for(app) as asked:
+        assert await asyncio.gather(*(one() for _ in range(WORKFLOWS))) == [3] * WORKFLOWS
     assert asked["_append_with_lock"] == 3 * WORKFLOWS
     assert asked["get_instance"] <= 2  # the worker knows the result; a slow machine may have looked all the same
     assert asked["get_history_paginated"] == 0
@@ -54,3 +56,61 @@ async def test_what_has_ended_is_not_left_to_the_garbage_collector(make_app: Mak
     finally:
         gc.enable()
     assert left["Run"] + left["Step"] <= 4  # of the last one, which may just be ending
+
+
+@workflow
+async def listener(messages: int) -> list[int]:
+    await subscribe("numbers")
+    return [(await receive("numbers")).data for _ in range(messages)]
+
+
+@workflow
+async def sleeper() -> str:
+    await sleep(1)
+    return "awake"
+
+
+async def test_a_message_wakes_a_receiver_here_with_two_commits_and_without_a_search(make_app: MakeApp) -> None:
+    app: App = await make_app(listener, settings=Settings(poll_sec=30.0, heartbeat_sec=30.0, lock_timeout_sec=60.0))
+    handle = await app.start(listener, 3)
+    for number in range(2):
+        await waits(handle)
+        with asked_for(app) as asked:
+            await app.publish("numbers", number)
+            await until(lambda asked=asked: asked_to_suspend(asked))
+    assert {name: count for name, count in asked.items() if name != "get_instance"} == {
+        "publish_to_channel": 2,
+        "get_channel_subscribers_waiting": 1,
+        "deliver_and_claim": 8,
+        "suspend": 7,
+    }
+    await waits(handle)
+    await app.publish("numbers", 2)
+    assert await handle.result() == [0, 1, 2]
+
+
+async def test_a_timer_wakes_a_sleeper_here_with_one_commit(make_app: MakeApp) -> None:
+    app: App = await make_app(sleeper, settings=Settings(poll_sec=30.0, heartbeat_sec=30.0, lock_timeout_sec=60.0))
+    handle = await app.start(sleeper)
+
+    async def sleeps() -> bool:
+        return await handle.status() is WorkflowStatus.WAITING_FOR_TIMER
+
+    await until(sleeps)
+    with asked_for(app) as asked:
+        assert await handle.result() == "awake"
+    assert asked["fire_and_claim"] == 4
+    assert asked["get_history_paginated"] == asked["claim_resumable_workflows"] == asked["get_awaited_steps"] == 0
+
+
+@contextmanager
+def asked_for(app: App) -> Iterator[Counter[str]]:
+    """How many statements of each operation are sent meanwhile."""
+    asked: Counter[str] = Counter()
+    app.storage.runner.probe = lambda point, operation: asked.update([operation] * (point == "before statement"))
+    yield asked
+    app.storage.runner.probe = None
+
+
+async def asked_to_suspend(asked: Counter[str]) -> bool:
+    return asked["suspend"] == 7

@@ -70,6 +70,15 @@ UNSTORABLE = (InvalidJSONError, InvalidKeyError, PayloadTooLargeError)
 """The storage's answer to a value that it will never take."""
 
 
+_END_WAITS = (
+    HistoryEventType.CHANNEL_MESSAGE_RECEIVED,
+    HistoryEventType.INSTANCE_FINISHED,
+    HistoryEventType.MESSAGE_TIMEOUT,
+    HistoryEventType.TIMER_EXPIRED,
+)
+"""Whatever records one of these also removes the wait for it."""
+
+
 class Ending(Enum):
     """How a run ended."""
 
@@ -155,8 +164,8 @@ class Run:
         """What was recorded and read, and has yet to reach the body."""
         self._calls_outside: dict[str, int] = {}
         """How often steps of a name were asked for by no task."""
-        self._registered: set[str] = set()
-        """The waits that the database has of this instance."""
+        self._registered: set[str] | None = set() if lock.token == 1 else None
+        """The waits that the database has of this instance; None if an earlier acquisition may have left some."""
         self.attempts: dict[str, Attempts] = {}
         self.perhaps_begun: set[str] = set()
         """Steps without a record that an earlier holder of the lock may have begun."""
@@ -203,15 +212,13 @@ class Run:
 
     # Running.
 
-    async def execute(self, *, newborn: bool = False) -> Ending:
+    async def execute(self, *, newborn: bool = False, woken: Woken | None = None) -> Ending:
         """Run the body as far as it gets; a newborn instance has no history to replay."""
         try:
             if self._root is None:
-                if self.lock.token > 1:  # an earlier acquisition may have left waits behind
-                    self._registered.update(await self.storage.get_awaited_steps(self.instance_id))
                 self._start_body()
                 if not newborn:
-                    await self._replay_rest()
+                    await self._replay_rest(woken)
                 if self.lock.token > 1:
                     self.perhaps_begun.update(self._pending)
             self.live = True
@@ -220,10 +227,7 @@ class Run:
             await self._stop_doing()
 
     async def resume(self, lock: Lock, woken: Woken | None = None) -> Ending:
-        """Go on after a suspension that this process has kept in memory: only what was recorded since is read.
-
-        Not even that, if what has woken it is known to be all.
-        """
+        """Go on after a suspension that this process has kept in memory: only what was recorded since is read."""
         self.lock = lock
         self.stopped = None
         try:
@@ -239,9 +243,12 @@ class Run:
         self.loop.run_until_blocked()
 
     async def _replay_rest(self, woken: Woken | None = None) -> None:
-        """Take what is recorded, and was not seen yet, to the body; a page at a time."""
+        """Take what is recorded, and was not seen yet, to the body; a page at a time.
+
+        If what has woken the instance is known to be all, there is nothing to read.
+        """
         if woken is not None and woken.after_id == self.last_id < (woken.event.id or 0):
-            self._replay(woken.event)  # that is all
+            self._replay(woken.event)
             return
         more = True
         while more:
@@ -294,6 +301,8 @@ class Run:
         Whoever has just recorded it says what its outcome is: there is nothing to read or to check.
         """
         self.last_id = max(self.last_id, event.id or 0)
+        if self._registered and event.event_type in _END_WAITS:
+            self._registered.discard(event.activity_id)
         if "#" in event.activity_id:
             self._end_pause(event.activity_id.partition("#")[0])
             return
@@ -434,6 +443,8 @@ class Run:
             )
         async with self._writing:
             current = {step.wait_id for step in self._pending.values() if step.wait is not None}
+            if self._registered is None:
+                self._registered = set(await self.storage.get_awaited_steps(self.instance_id))
             due = await self._take_what_is_due(waits, withdrawn=sorted(self._registered - current))
             self._registered = self._registered & current if due else current
         return due

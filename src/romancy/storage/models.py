@@ -263,7 +263,7 @@ class Woken(Model, frozen=True):
     instance: WorkflowInstance
     event: HistoryEvent
     after_id: int
-    """The newest event of its history before this one: who has seen that has now seen all."""
+    """The newest event of its history when it was woken: who has seen that has now seen all."""
     lock: Lock | None = None
 
 

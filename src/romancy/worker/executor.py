@@ -282,10 +282,11 @@ class Executor:
     async def _advance(self, execution: Execution) -> Ending:
         """Run the body as far as it gets, from memory if that is still true."""
         instance, lock = execution.instance, execution.lock
+        woken, execution.woken = execution.woken, None  # true once: it may start over
         warm = self._warm.pop(instance.instance_id, None)
         if warm is not None and warm.lock.token + 1 == lock.token:
             execution.run = warm
-            return await warm.resume(lock, execution.woken)
+            return await warm.resume(lock, woken)
         if warm is not None:
             warm.tear_down()
         definition = self._workflows[instance.workflow_name]
@@ -293,7 +294,7 @@ class Executor:
         execution.run = Run(self._storage, instance, lock, body, definition.signature, self._clock)
         execution.run.observers = self.observers
         newborn, execution.newborn = execution.newborn, False
-        return await execution.run.execute(newborn=newborn)
+        return await execution.run.execute(newborn=newborn, woken=woken)
 
     def _keep_warm(self, execution: Execution) -> None:
         run, execution.run = execution.run, None

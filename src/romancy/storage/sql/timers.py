@@ -50,6 +50,12 @@ class Timers(Locks):
     _remove_timer = sql("""
         DELETE FROM workflow_timer_subscriptions WHERE instance_id = :instance_id AND timer_id = :timer_id""")
 
+    # Whoever has found a timer knows it as it is registered, most of the time.
+    _remove_if_due = sql("""
+        DELETE FROM workflow_timer_subscriptions
+         WHERE instance_id = :instance_id AND timer_id = :timer_id AND expires_at = :expires_at
+           AND COALESCE(activity_id, timer_id) = :activity_id AND expires_at <= {now}""")
+
     @operation(idempotent=True)
     async def register_timer_subscription(self, subscription: TimerSubscription, *, lock: Lock | None = None) -> None:
         check_timer(subscription)
@@ -85,12 +91,19 @@ class Timers(Locks):
 
     async def _fire(self, timer: TimerSubscription, now: datetime | None = None) -> HistoryEvent | None:
         """Record a registered timer that is due and remove it; what is recorded of it, or None."""
-        due = await self._due_timer.one(instance_id=timer.instance_id, timer_id=timer.timer_id)
+        removed = await self._remove_if_due.run(
+            instance_id=timer.instance_id,
+            timer_id=timer.timer_id,
+            expires_at=timer.expires_at,
+            activity_id=timer.activity_id or timer.timer_id,
+        )
+        due = timer if removed else await self._due_timer.one(instance_id=timer.instance_id, timer_id=timer.timer_id)
         if due is None:
             return None
+        if not removed:
+            await self._remove_timer.run(instance_id=due.instance_id, timer_id=due.timer_id)
         event = replace(timer_event(due), created_at=now)
         recorded = await self._record_new(event)
-        await self._remove_timer.run(instance_id=due.instance_id, timer_id=due.timer_id)
         return replace(event, id=recorded) if isinstance(recorded, int) else recorded
 
     async def _expire_timer(self, timer: TimerSubscription) -> HistoryEvent:
