@@ -16,6 +16,7 @@ from .serialization import StoredError, encode
 from .storage import (
     CompensationEntry,
     InstanceExistsError,
+    InstanceNotFoundError,
     InstanceWait,
     SQLStorage,
     WorkflowInstance,
@@ -42,7 +43,10 @@ class ChildHandle(Generic[T]):
         return f"<child workflow {self.id}>"
 
     async def result(self) -> T:
-        """Wait for the child's end: its result, or WorkflowFailedError, WorkflowCancelledError."""
+        """Wait for the child's end: its result, or WorkflowFailedError, WorkflowCancelledError.
+
+        InstanceNotFoundError if it has been deleted since.
+        """
         run = current_run("result")
         step_id = run.next_step_id("child")
         wait = InstanceWait(instance_id=self.id, activity_id=step_id)
@@ -51,9 +55,10 @@ class ChildHandle(Generic[T]):
         async def keep(record: Record) -> None:
             # The child's row may be deleted some day: what it ended with becomes part of our own history.
             child = await run.storage.get_instance(self.id)
-            status = WorkflowStatus.CANCELLED if child is None else child.status
-            output = (None if child is None else child.output_data) or "null"
-            await run.storage.append_history(record(f'{{"status": "{status}", "output": {output}}}'), lock=run.lock)
+            if child is None:
+                raise InstanceNotFoundError(self.id)  # it was before we looked: what it ended with, nobody knows
+            ended = f'{{"status": "{child.status}", "output": {child.output_data or "null"}}}'
+            await run.storage.append_history(record(ended), lock=run.lock)
 
         ended = await call("child_result", {"id": self.id}, keep)
         return self._outcome(ended)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib
 import inspect
+import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -35,9 +37,33 @@ _encoder = msgspec.json.Encoder(enc_hook=_encode_unknown, order="deterministic")
 def encode(value: Any, what: str) -> str:
     """JSON text of a value; SerializationError says what could not be stored."""
     try:
-        return _encoder.encode(value).decode()
+        text = _encoder.encode(value).decode()
+        if "null" in text and _has_odd_number(value):  # which msgspec writes as null
+            raise ValueError("JSON has neither infinity nor NaN")
+        return text
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError, OverflowError) as error:
         raise SerializationError(f"{what} cannot be stored as JSON: {error}") from error
+
+
+def _has_odd_number(value: Any) -> bool:
+    """Whether there is an infinity or a NaN somewhere in a value."""
+    parts: Iterable[Any]
+    match value:
+        case float():
+            return not math.isfinite(value)
+        case Mapping():
+            parts = value.values()
+        case list() | tuple() | set() | frozenset():
+            parts = value
+        case msgspec.Struct():
+            parts = (getattr(value, name) for name in value.__struct_fields__)
+        case _ if hasattr(value, "model_dump"):
+            parts = value.model_dump().values()
+        case _ if dataclasses.is_dataclass(value):
+            parts = (getattr(value, field.name) for field in dataclasses.fields(value))
+        case _:
+            return False
+    return any(_has_odd_number(part) for part in parts)
 
 
 def decode(text: str | bytes | msgspec.Raw, kind: Any, what: str) -> Any:

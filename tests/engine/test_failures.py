@@ -34,7 +34,9 @@ from romancy.storage import (
     TransientStorageError,
 )
 from tests.engine.conftest import QUICK, MakeApp
+from tests.engine.test_messages import until
 from tests.engine.test_replay import COLD
+from tests.faults.proxy import Proxy, proxied
 from tests.harness import Harness
 
 LIMIT = 20_000
@@ -224,6 +226,72 @@ async def bereaved(meanwhile: bool) -> str:
 async def test_a_child_that_is_gone_is_an_error_in_the_body(make_app: MakeApp, meanwhile: bool) -> None:
     app = await make_app(bereaved)
     assert await (await app.start(bereaved, meanwhile)).result(10) == "gone"
+
+
+@workflow
+async def informed_too_late() -> str:
+    child = await start_child(measures, "x")
+    try:
+        return str(await child.result())
+    except InstanceNotFoundError:
+        return "gone"
+
+
+async def test_a_child_that_is_deleted_before_its_parent_looks_is_not_said_to_be_cancelled(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = await make_app(informed_too_late, measures)
+    get_instance = app.storage.get_instance
+
+    async def after_it_was_deleted(instance_id: str) -> Any:
+        return None if instance_id.endswith("start_child:1") else await get_instance(instance_id)
+
+    monkeypatch.setattr(app.storage, "get_instance", after_it_was_deleted)
+    assert await (await app.start(informed_too_late)).result(10) == "gone"
+
+
+# Lines that are cut, and servers that do not answer, in the middle of a transaction.
+
+lines: list[Proxy] = []
+
+
+@activity(transactional=True, retry=NO_RETRY)
+async def pay_over_a_bad_line(how: str) -> int:
+    calls.append(how)
+    await conn().execute("INSERT INTO fees (name) VALUES (:name)", name=how)
+    if calls == ["cut"]:
+        lines[0].cut_all()
+    elif calls == ["frozen"]:
+        lines[0].frozen = True
+    return int(await conn().fetch_value("SELECT COUNT(*) FROM fees"))
+
+
+@workflow
+async def paying_over_a_bad_line(how: str) -> int:
+    return await pay_over_a_bad_line(how)
+
+
+@pytest.mark.databases("postgres", "mariadb", "mysql")
+@pytest.mark.parametrize("how", ["cut", "frozen"])
+async def test_a_bad_line_is_no_attempt_of_a_transactional_activity(harness: Harness, how: str) -> None:
+    async with proxied(harness.url) as proxy:
+        lines[:] = [proxy]
+        options: dict[str, Any] = {"settings": QUICK, "transaction_deadline_sec": 1.0}
+        async with App(proxy.url, workflows=[paying_over_a_bad_line], **options) as app:
+            await app.storage.conn().execute("CREATE TABLE IF NOT EXISTS fees (name VARCHAR(20))")
+            await app.storage.conn().execute("DELETE FROM fees")
+            handle = await app.start(paying_over_a_bad_line, how)
+
+            async def frozen() -> bool:
+                return proxy.frozen
+
+            if how == "frozen":
+                await until(frozen)
+                await asyncio.sleep(2.5)  # longer than the transaction may last, and the lock
+                proxy.frozen = False
+            assert await handle.result(20) == 1
+            assert [event.activity_id for event in await handle.history()] == ["pay_over_a_bad_line:1"]
+    assert calls == [how, how]
 
 
 @workflow

@@ -4,7 +4,9 @@ import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from typing import Any
 
+import msgspec
 import pytest
 from pydantic import BaseModel
 
@@ -28,6 +30,7 @@ from romancy import (
     uuid4,
     workflow,
 )
+from romancy.serialization import encode
 from romancy.storage import WorkflowStatus
 from tests.engine.conftest import MakeApp
 
@@ -138,6 +141,26 @@ async def test_what_cannot_be_stored_is_an_error_before_anything_happens(make_ap
     app = await make_app(calculate)
     with pytest.raises(SerializationError, match="argument"):
         await app.start(calculate, object())
+
+
+class Weights(msgspec.Struct):
+    heaviest: float
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        float("nan"),
+        [1.0, float("inf")],
+        {"x": (None, float("-inf"))},
+        Weights(float("nan")),
+        Parcel(weight=float("nan")),
+    ],
+    ids=["nan", "list", "dict", "struct", "pydantic"],
+)
+def test_numbers_that_json_does_not_have_are_refused_and_never_become_null(odd: Any) -> None:
+    with pytest.raises(SerializationError, match="neither infinity nor NaN"):
+        encode(odd, "a value")
 
 
 @workflow
