@@ -62,6 +62,20 @@ async def test_a_lost_lock_fails_only_its_caller(harness: Harness, storage: SQLS
     ]
 
 
+async def test_a_zombie_in_company_does_not_take_its_rivals_record_for_its_own(
+    harness: Harness, storage: SQLStorage
+) -> None:
+    locks = [await harness.locked(storage, instance_id=f"order-{number}") for number in range(MANY)]
+    await storage.release_lock("order-7", locks[7].worker_id, lock=locks[7])
+    rival = await storage.try_acquire_lock("order-7", "rival", 60)
+    await storage.append_history(step("order-7", "charge:1"), lock=rival)
+
+    answers = await together(*(storage.append_history(step(lock.instance_id, "charge:1"), lock=lock) for lock in locks))
+
+    assert [number for number, answer in enumerate(answers) if not isinstance(answer, Appended)] == [7]
+    assert isinstance(answers[7], LockLostError)
+
+
 async def test_a_step_that_is_taken_fails_only_its_caller(harness: Harness, storage: SQLStorage) -> None:
     locks = [await harness.locked(storage, instance_id=f"order-{number}") for number in range(MANY)]
     await storage.append_history(step("order-3", "charge:1", '"earlier"'), lock=locks[3])

@@ -55,9 +55,12 @@ async def company(harness: Harness, storage: SQLStorage) -> AsyncIterator[Compan
 @CUTS
 async def test_fenced_steps_are_recorded_once_when_the_commit_is_cut(company: Company, cut: str) -> None:
     setattr(company.proxy, cut, company.commit)
+    # Steps alone would be one statement, and commit with it.
+    others = [asyncio.create_task(company.behind.publish_to_channel(f"news-{n}", "{}")) for n in range(MANY)]
 
     answers = await company.append("charge:1")
 
+    await asyncio.wait(others)
     assert company.proxy.cuts == 1
     for lock, answer in zip(company.locks, answers, strict=True):
         recorded = await history_of(company.truth, lock.instance_id)
@@ -84,11 +87,28 @@ async def test_what_cannot_be_repeated_says_that_its_outcome_is_unknown(company:
 
 
 @CUTS
-async def test_a_flush_that_is_cut_before_its_commit_is_done_all_the_same(company: Company, cut: str) -> None:
+async def test_steps_that_commit_with_one_statement_are_recorded_once_when_it_is_cut(
+    company: Company, cut: str
+) -> None:
     setattr(company.proxy, cut, company.locks[0].instance_id.encode())
 
     answers = await company.append("charge:1")
 
+    assert company.proxy.cuts == 1
+    for lock, answer in zip(company.locks, answers, strict=True):
+        recorded = await history_of(company.truth, lock.instance_id)
+        assert [event.activity_id for event in recorded] == ["first:1", "charge:1"]
+        assert isinstance(answer, Appended)
+        assert answer.id == recorded[1].id
+
+
+async def test_a_flush_that_is_cut_before_its_commit_is_done_all_the_same(company: Company) -> None:
+    company.proxy.cut_when_sent = company.locks[0].instance_id.encode()
+    others = [asyncio.create_task(company.behind.publish_to_channel(f"news-{n}", "{}")) for n in range(MANY)]
+
+    answers = await company.append("charge:1")
+
+    await asyncio.gather(*others)
     assert company.proxy.cuts == 1
     assert all(isinstance(answer, Appended) for answer in answers)
     counts = [await company.truth.get_history_count(lock.instance_id) for lock in company.locks]

@@ -54,11 +54,12 @@ class History(Manager):
                 "worker_id": "text",
             },
             key=("instance_id", "activity_id"),
+            inserted_by=("lock_token", "token"),
             table="workflow_history",
             postgres=f"""
                 {_APPENDED} FROM {{rows}} JOIN workflow_instances i ON i.instance_id = r.instance_id
                  WHERE {_WHILE_OWNED} ORDER BY r.number
-                FOR SHARE OF i
+                FOR SHARE OF i SKIP LOCKED
                 ON CONFLICT (instance_id, activity_id) DO NOTHING""",
             mysql=f"""
                 {_APPENDED} FROM {{rows}} STRAIGHT_JOIN workflow_instances i ON i.instance_id = r.instance_id

@@ -108,10 +108,20 @@ class Many(msgspec.Struct, frozen=True):
     """The parameters, with the types that PostgreSQL wants to be told."""
     key: tuple[str, str]
     """By these parameters, which are columns too, an inserted row is found again."""
+    inserted_by: tuple[str, str]
+    """A column, and the parameter that is in it: what tells our row from one that somebody else has inserted."""
     table: str
     """Where the rows go; `id` is its column."""
     postgres: str
     mysql: str
+
+
+def same_insert(queries: Sequence[Query[Any]]) -> Many | None:
+    """The insert for many that all these queries ask for, if they do."""
+    if len(queries) < 2:
+        return None
+    statement = queries[0].statement
+    return statement.many if all(query.statement is statement for query in queries) else None
 
 
 class Statement(Generic[RowT]):

@@ -207,15 +207,24 @@ class MySQLDriver(Driver):
             return f"SET STATEMENT max_statement_time = {seconds:.3f} FOR {query}"
         return query.replace("SELECT", f"SELECT /*+ MAX_EXECUTION_TIME({max(1, round(seconds * 1000))}) */", 1)
 
-    def for_many(self, many: Many, rows: int) -> tuple[str, str]:
-        """An insert of many rows, and the search for their ids, in their order: it answers with none by itself."""
+    def for_many(self, many: Many, rows: int) -> str:
+        """An insert of many rows; on MariaDB it answers with the id and the key of each it has inserted."""
         insert = self.expand(many.mysql.replace("{rows}", "#rows#")).replace("#rows#", table_of(many.columns, rows))
+        return f"{insert} RETURNING id, {', '.join(many.key)}" if self.is_mariadb else insert
+
+    @staticmethod
+    def search_for_inserted(many: Many, rows: int) -> str:
+        """Directly after that insert, where it does not say so itself: the id of each row it has inserted, or NULL.
+
+        What stood there before has a lower id; what a rival has inserted meanwhile is not marked as ours.
+        """
         first, second = many.key
-        found = (
-            f"SELECT t.id FROM {table_of(many.key, rows)} STRAIGHT_JOIN {many.table} t"
-            f" ON t.{first} = r.{first} AND t.{second} = r.{second} ORDER BY r.number"
+        column, mark = many.inserted_by
+        return (
+            f"SELECT t.id FROM {table_of((first, second, mark), rows)} LEFT JOIN {many.table} t"
+            f" ON t.{first} = r.{first} AND t.{second} = r.{second}"
+            f" AND t.id >= LAST_INSERT_ID() AND t.{column} = r.{mark} ORDER BY r.number"
         )
-        return insert, found
 
     def bind_names(self, text: str, parameter: re.Pattern[str], lists: set[str]) -> tuple[str, Binders]:
         binders: list[tuple[str, Encoder | None]] = []

@@ -12,8 +12,7 @@ anything worse, a row that somebody else holds included, rolls the flush back, a
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from ..operation import Call, Hint, Touches
 from ..statement import Query
 from .job import Job
 from .pool import Connection, Pool
-from .trouble import Failure
+from .trouble import Failure, Trouble
 
 if TYPE_CHECKING:
     from .server import ServerRunner
@@ -49,7 +48,6 @@ class SharedJob(Job):
 
     def begin(self) -> Query[Any] | None:
         """Start it, from its arguments; its first query."""
-        self.start_over()
         self.wrote = False
         self._coroutine: Coroutine[Any, Any, Any] = self.call.start()
         return self.go_on(None)
@@ -75,26 +73,27 @@ class Busy:
     """What is being touched."""
 
     def __init__(self) -> None:
-        self._changing: Counter[str] = Counter()
-        self._sharing: Counter[str] = Counter()
+        self._changing: dict[str, int] = {}
+        self._sharing: dict[str, int] = {}
 
     def __contains__(self, touches: Touches) -> bool:
         """Whether somebody is in the way of an operation that touches this."""
-        for name in touches.changes:
-            if name in self._changing or name in self._sharing:
-                return True
-        return any(name in self._changing for name in touches.shares)
+        changing, sharing = self._changing.keys(), self._sharing.keys()
+        free = changing.isdisjoint(touches.changes) and sharing.isdisjoint(touches.changes)
+        return not (free and changing.isdisjoint(touches.shares))
 
     def add(self, touches: Touches) -> None:
-        self._changing.update(touches.changes)
-        self._sharing.update(touches.shares)
+        for name in touches.changes:
+            self._changing[name] = self._changing.get(name, 0) + 1
+        for name in touches.shares:
+            self._sharing[name] = self._sharing.get(name, 0) + 1
 
     def remove(self, touches: Touches) -> None:
-        for counter, names in ((self._changing, touches.changes), (self._sharing, touches.shares)):
+        for counts, names in ((self._changing, touches.changes), (self._sharing, touches.shares)):
             for name in names:
-                counter[name] -= 1
-                if not counter[name]:
-                    del counter[name]
+                counts[name] -= 1
+                if not counts[name]:
+                    del counts[name]
 
 
 class Flusher:
@@ -156,10 +155,11 @@ class Flusher:
         batch: list[SharedJob] = []
         left: list[SharedJob] = []
         passed = Busy()  # nobody overtakes one whom it would keep waiting
-        for job in self._queue:
+        for at, job in enumerate(self._queue):
             if len(batch) == limit:
-                left.append(job)
-            elif job.touches in self._busy or job.touches in passed:
+                left += self._queue[at:]
+                break
+            if job.touches in self._busy or job.touches in passed:
                 left.append(job)
                 passed.add(job.touches)
             else:
@@ -206,10 +206,17 @@ class Flusher:
             self._pool.give_back(connection)
 
     async def _commit_together(self, connection: Connection, batch: list[SharedJob]) -> None:
+        first, *turns = in_turns(batch)
+        asking = _asking((job, job.begin()) for job in first)
+        alike = not turns and all(job.call.traits.autocommit for job in first)
+        if alike and connection.can_insert_at_once([query for _, query in asking]):
+            await self._insert_at_once(connection, asking)
+            return
         try:
             await self._runner.told(connection, connection.begin_impatiently())
-            for jobs in in_turns(batch):
-                await self._in_step(connection, jobs)
+            await self._in_step(connection, asking)
+            for jobs in turns:
+                await self._in_step(connection, _asking((job, job.begin()) for job in jobs))
         except Exception as error:  # whoever's it is: nothing is committed yet
             await self._runner.roll_back(connection)
             raise Apart from error
@@ -222,24 +229,60 @@ class Flusher:
                 if job.wrote:  # each gets an exception of its own: raising one changes it
                     job.fail(Failure(failure.error, failure.kind, unsafe=True))
             return
-        for job in batch:
-            try:
-                self._runner.note("after commit", job.call)
-            except Exception as error:
-                job.fail(error)
+        self._note_commit(batch)
 
-    async def _in_step(self, connection: Connection, jobs: list[SharedJob]) -> None:
-        """Run operations that touch nothing in common side by side, query by query."""
-        asked = [(job, job.begin()) for job in jobs]
-        while asking := [(job, query) for job, query in asked if query is not None]:
+    async def _insert_at_once(self, connection: Connection, asking: list[tuple[SharedJob, Query[Any]]]) -> None:
+        """Run operations of which each asks for the same insert: one statement is its own transaction."""
+        try:
+            self._note_statements(asking)
+            answers = await self._runner.told(connection, connection.insert_at_once([query for _, query in asking]))
+        except Exception as error:
+            if not isinstance(error, Failure) or error.kind is not Trouble.LOST:
+                raise Apart from error
             for job, _ in asking:
-                self._runner.note("before statement", job.call)
+                job.fail(Failure(error.error, error.kind, unsafe=True))
+            return
+        for (job, _), answer in zip(asking, answers, strict=True):
+            if answer is None:
+                job.fail(Apart())
+            elif (more := job.go_on(answer)) is not None:
+                job.fail(AssertionError(f"after the one statement with which it writes came {more.statement}"))
+        self._note_commit([job for job, _ in asking])
+
+    async def _in_step(self, connection: Connection, asking: list[tuple[SharedJob, Query[Any]]]) -> None:
+        """Run operations that touch nothing in common side by side, query by query."""
+        while asking:
+            self._note_statements(asking)
             queries = [query for _, query in asking]
             answers = await self._runner.told(connection, connection.execute_together(queries))
-            asked = []
+            asked: list[tuple[SharedJob, Query[Any] | None]] = []
             for (job, query), answer in zip(asking, answers, strict=True):
                 job.wrote = job.wrote or (bool(answer) and query.writes)
-                asked.append((job, job.go_on(answer)))
+                if answer is None and query.statement.many is not None and not job.wrote:
+                    job.fail(Apart())  # nobody knows why: its row may just be held by somebody
+                else:
+                    asked.append((job, job.go_on(answer)))
+            asking = _asking(asked)
+
+    def _note_statements(self, asking: list[tuple[SharedJob, Query[Any]]]) -> None:
+        if self._runner.probe is not None:
+            for job, _ in asking:
+                self._runner.note("before statement", job.call)
+
+    def _note_commit(self, jobs: list[SharedJob]) -> None:
+        if self._runner.probe is None:
+            return
+        for job in jobs:
+            if job.error is None:
+                try:
+                    self._runner.note("after commit", job.call)
+                except Exception as error:
+                    job.fail(error)
+
+
+def _asking(asked: Iterable[tuple[SharedJob, Query[Any] | None]]) -> list[tuple[SharedJob, Query[Any]]]:
+    """Those who are not done yet, each with its next query."""
+    return [(job, query) for job, query in asked if query is not None]
 
 
 class _Lane:
@@ -268,12 +311,14 @@ def in_turns(batch: list[SharedJob]) -> list[list[SharedJob]]:
     Each turn goes by channel, so that two flushes that meet in the database come to its rows in the same order;
     instances have owners, who do not meet.
     """
-    turns: list[tuple[Busy, list[SharedJob]]] = []
+    turns: list[tuple[Busy, list[SharedJob]]] = [(Busy(), [])]
     for job in batch:
-        behind = next((n for n in reversed(range(len(turns))) if job.touches in turns[n][0]), -1)
-        if behind + 1 == len(turns):
+        turn = len(turns)
+        while turn and job.touches not in turns[turn - 1][0]:
+            turn -= 1
+        if turn == len(turns):
             turns.append((Busy(), []))
-        busy, jobs = turns[behind + 1]
+        busy, jobs = turns[turn]
         busy.add(job.touches)
         jobs.append(job)
     return [sorted(jobs, key=lambda job: job.touches.shares[:1]) for _, jobs in turns]

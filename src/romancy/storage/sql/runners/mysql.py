@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import asyncmy
@@ -22,7 +22,7 @@ from ...errors import (
 from ...urls import DatabaseURL
 from ..drivers.mysql import MySQLDriver
 from ..rows import Row
-from ..statement import ALL, COUNT, ID, ONE, Many, NativeQuery, Query, Rendered, Statement, Want
+from ..statement import ALL, COUNT, ID, ONE, Many, NativeQuery, Query, Rendered, Statement, Want, same_insert
 from .pool import Connection
 from .server import ServerRunner
 from .trouble import Trouble
@@ -63,10 +63,6 @@ _KEY_COLLATION = """
      WHERE table_schema = DATABASE() AND table_name = 'workflow_instances' AND column_name = 'instance_id'"""
 
 
-class _SomeRefusedError(Exception):
-    """Not all rows of one statement were inserted."""
-
-
 def error_code(error: BaseException) -> int | None:
     """The server's or client's number of an error."""
     code = error.args[0] if isinstance(error, my.MySQLError) and error.args else None
@@ -100,34 +96,48 @@ class MySQLConnection(Connection):
                 equal.setdefault(query.statement, []).append(number)
         answers: dict[int, Any] = {}
         for statement, numbers in equal.items():
-            if statement.many is not None and len(numbers) > _FEW:
-                ids = await self._insert_many(statement.many, [queries[number].params for number in numbers])
-                if ids is not None:
-                    answers.update(zip(numbers, ids, strict=True))
+            together = [queries[number] for number in numbers]
+            if statement.many is not None and len(numbers) > _FEW and _fit_into_one_message(together):
+                try:
+                    ids = await self._insert_many(statement.many, together)
+                except my.IntegrityError as error:
+                    if error_code(error) != _DUPLICATE:
+                        raise
+                    continue  # one of them is there already, and none was inserted
+                answers.update(zip(numbers, ids, strict=True))
         left = [number for number in range(len(queries)) if number not in answers]
         answers.update(zip(left, await self._execute_in_one_message([queries[n] for n in left]), strict=True))
         return [answers[number] for number in range(len(queries))]
 
-    async def _insert_many(self, many: Many, rows: list[Mapping[str, Any]]) -> list[int] | None:
-        """Insert all the rows with one statement; their ids, or None if one of them is there already."""
-        insert, search = self._driver.for_many(many, len(rows))
+    def can_insert_at_once(self, queries: Sequence[Query[Any]]) -> bool:
+        return self.can_join_parameters and same_insert(queries) is not None and _fit_into_one_message(queries)
+
+    async def insert_at_once(self, queries: Sequence[Query[Any]]) -> list[Any]:
+        many = same_insert(queries)
+        assert many is not None, "asked before"
+        return await self._insert_many(many, queries)
+
+    async def _insert_many(self, many: Many, queries: Sequence[Query[Any]]) -> list[Any]:
+        """Insert many rows with one statement; the id of each, None where its instance is not ours."""
+        rows = [query.params for query in queries]
         columns = [(name, self._driver.encoder(name)) for name in many.columns]
         values = [encode(row[name]) if encode else row[name] for row in rows for name, encode in columns]
-        keys = [row[name] for row in rows for name in many.key]
-        if sum(len(value) for value in values if isinstance(value, str | bytes)) > _LONGEST_MESSAGE:
-            return None
-        message = f"{self._cursor.mogrify(insert, values)};{self._cursor.mogrify(search, keys)}"
+        insert = self._cursor.mogrify(self._driver.for_many(many, len(rows)), values)
+        if self._driver.is_mariadb:
+            await self._read(self.raw.query(insert))
+            ids = {(first, second): row_id for row_id, first, second in self.raw._result.rows}
+            first, second = many.key
+            return [ids.get((row[first], row[second])) for row in rows]
+        search = self._driver.search_for_inserted(many, len(rows))
+        keys = [row[name] for row in rows for name in (*many.key, many.inserted_by[1])]
+        await self._read(self.raw.query(f"{insert};{self._cursor.mogrify(search, keys)}"))
+        inserted = self.raw._result.affected_rows
         try:
-            await self._read(self.raw.query(message))
-            inserted = self.raw._result.affected_rows
             await self._read(self.raw.next_result())
-        except my.IntegrityError as error:
-            if error_code(error) == _DUPLICATE:
-                return None
-            raise
-        if inserted != len(rows):
-            raise _SomeRefusedError  # which of them cannot be told: what is found may have been there before
-        return [row_id for (row_id,) in self.raw._result.rows]
+        except my.MySQLError as error:
+            # The rows may be committed by now: only an answer that got lost is handled like that.
+            raise my.InternalError(f"what was inserted cannot be found: {error}") from error
+        return [row_id for (row_id,) in self.raw._result.rows] if inserted else [None] * len(rows)
 
     async def _execute_in_one_message(self, queries: Sequence[Query[Any]]) -> list[Any]:
         spelled = [self._spelled(query) for query in queries]
@@ -209,6 +219,11 @@ class MySQLConnection(Connection):
 
     async def close(self) -> None:
         await self.raw.ensure_closed()
+
+
+def _fit_into_one_message(queries: Sequence[Query[Any]]) -> bool:
+    lengths = (len(value) for query in queries for value in query.params.values() if isinstance(value, str | bytes))
+    return sum(lengths) <= _LONGEST_MESSAGE
 
 
 def _first_message(texts: Sequence[str]) -> Sequence[str]:

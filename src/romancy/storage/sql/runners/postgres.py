@@ -20,7 +20,7 @@ from ...errors import (
 from ...urls import DatabaseURL
 from ..drivers.postgres import PostgresDriver
 from ..rows import Row
-from ..statement import ALL, COUNT, ONE, Many, NativeQuery, Query, Statement, Want
+from ..statement import ALL, COUNT, ONE, Encoder, Many, NativeQuery, Query, Statement, Want, same_insert
 from .pool import Connection
 from .server import ServerRunner
 from .trouble import Trouble
@@ -90,27 +90,33 @@ class PostgresConnection(Connection):
             if len(numbers) == 1:
                 answers[numbers[0]] = await self.execute(queries[numbers[0]])
             elif statement.many is not None:
-                await self._insert_many(statement.many, queries, numbers, answers)
+                ids = await self._insert_many(statement.many, [queries[number] for number in numbers])
+                for number, row_id in zip(numbers, ids, strict=True):
+                    answers[number] = row_id
             else:
                 await self._execute_equal(queries, numbers, want, answers)
         return answers
 
-    async def _insert_many(
-        self, many: Many, queries: Sequence[Query[Any]], numbers: list[int], answers: list[Any]
-    ) -> None:
-        """Insert many rows with one statement; the answers are their ids."""
-        encoded = [
-            [encode(queries[number].params[name]) for number in numbers]
-            if (encode := self._driver.encoder(name))
-            else [queries[number].params[name] for number in numbers]
-            for name in many.columns
-        ]
-        rows = await self.raw.fetch(self._driver.for_many(many), *encoded)
-        ids = {(first, second): row_id for row_id, first, second in rows}
+    def can_insert_at_once(self, queries: Sequence[Query[Any]]) -> bool:
+        return same_insert(queries) is not None
+
+    async def insert_at_once(self, queries: Sequence[Query[Any]]) -> list[Any]:
+        many = same_insert(queries)
+        assert many is not None, "asked before"
+        try:
+            return await self._insert_many(many, queries)
+        except (asyncpg.DataError, asyncpg.InterfaceError):
+            await self._end_what_was_begun()
+            raise
+
+    async def _insert_many(self, many: Many, queries: Sequence[Query[Any]]) -> list[Any]:
+        """Insert many rows with one statement; the id of each, None where its instance is not ours or is held."""
+        rows = [query.params for query in queries]
+        arrays = [_array([row[name] for row in rows], self._driver.encoder(name)) for name in many.columns]
+        found = await self.raw.fetch(self._driver.for_many(many), *arrays)
+        ids = {(first, second): row_id for row_id, first, second in found}
         first, second = many.key
-        for number in numbers:
-            params = queries[number].params
-            answers[number] = ids.get((params[first], params[second]))
+        return [ids.get((row[first], row[second])) for row in rows]
 
     async def _execute_equal(
         self, queries: Sequence[Query[Any]], numbers: list[int], want: Want, answers: list[Any]
@@ -169,6 +175,13 @@ class PostgresConnection(Connection):
 
     async def close(self) -> None:
         await self.raw.close()
+
+
+def _array(values: list[Any], encode: Encoder | None) -> list[Any] | None:
+    """A column of parameters; None, which unnest() makes as long as the others, is sent quicker than many of them."""
+    if values.count(None) == len(values):
+        return None
+    return values if encode is None else [encode(value) for value in values]
 
 
 def _row(record: Any) -> Row:
