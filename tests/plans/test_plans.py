@@ -12,7 +12,7 @@ from romancy.storage import ListInstancesOptions, SQLStorage
 
 from .asking import GROWING, OTHERS, PAGES, POLLS, SEARCHES, Ask, further_back
 from .conftest import Storages
-from .filling import LARGE
+from .filling import DUE, LARGE
 from .looking import LOOKERS, Look, statements_sent
 
 
@@ -25,6 +25,13 @@ async def test_its_cost_does_not_grow(storages: Storages, name: str) -> None:
 async def test_finding_stale_locks_reads_no_more_than_what_is_unfinished(storages: Storages) -> None:
     for name, look in (await looks(storages.large, POLLS["stale-locks"][0])).items():
         assert look.read < 2 * LARGE.unfinished, f"{name} reads {look.read}:\n{look.plan}"
+
+
+async def test_settling_channels_reads_those_that_are_unsettled(storages: Storages) -> None:
+    for storage in storages:
+        for name, look in (await looks(storage, POLLS["deliverable"][0])).items():
+            if "settle" in name:
+                assert look.read < 20 * DUE, f"{name} reads {look.read}:\n{look.plan}"
 
 
 @pytest.mark.parametrize(("ask", "index"), POLLS.values(), ids=POLLS)

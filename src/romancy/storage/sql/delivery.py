@@ -172,14 +172,16 @@ class Delivery(Channels, Timers):
          ORDER BY unsettled_since LIMIT :limit {for_update_skip_locked}""")
 
     # Every wait counts that could become deliverable without another publish: of an instance that is parked, of another
-    # name, or running just now; for a message that somebody has claimed and may let go.
+    # name, or running just now; for a message that somebody has claimed and may let go. OFFSET keeps PostgreSQL from
+    # joining all subscriptions there are: it looks at one channel after the other.
     _settle = sql("""
         UPDATE romancy_channels SET unsettled_since = NULL
          WHERE {in:channel, channels} AND NOT EXISTS (
                SELECT 1 FROM romancy_channel_waits w
                  JOIN channel_subscriptions s ON s.instance_id = w.instance_id AND s.channel = w.channel {with_cursor}
                 WHERE w.channel = romancy_channels.channel
-                  AND {newest_id} > CASE s.mode WHEN 'broadcast' THEN {cursor} ELSE 0 END)""")
+                  AND {newest_id} > CASE s.mode WHEN 'broadcast' THEN {cursor} ELSE 0 END
+                LIMIT 1 OFFSET 0)""")
 
     # The mark behind which other frameworks' messages are of interest. None below it can still become visible: it would
     # have to be older than `seconds`.
