@@ -11,7 +11,7 @@ ROOT = Path(romancy.__file__).parent
 
 # From the ground up. A module belongs to the floor that names it, or else the package it is in.
 FLOORS: list[list[str]] = [
-    ["romancy.storage.errors", "romancy.storage.models"],
+    ["romancy.storage.errors", "romancy.storage.models", "romancy.storage.turn"],
     [f"romancy.storage.{name}" for name in ("protocols", "history_iterator", "input_filters", "urls")],
     [f"romancy.storage.sql.{name}" for name in ("statement", "fragments", "checks", "rows", "drivers")],
     [f"romancy.storage.sql.{name}" for name in ("operation", "transactions", "runners")],

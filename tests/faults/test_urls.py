@@ -1,11 +1,19 @@
 """Database URLs: what they may look like, and that no message ever shows a password."""
 
+import sys
 import traceback
 from typing import Any
 
 import pytest
 
-from romancy.storage import InvalidURLError, MySQLStorage, PostgresStorage, SQLiteStorage, open_storage
+from romancy.storage import (
+    InvalidURLError,
+    MissingDriverError,
+    MySQLStorage,
+    PostgresStorage,
+    SQLiteStorage,
+    open_storage,
+)
 from romancy.storage.sql.runners.mysql import ssl_context
 from romancy.storage.sql.runners.postgres import ssl_mode
 from romancy.storage.urls import parse_url
@@ -179,4 +187,21 @@ def test_postgres_is_encrypted_as_the_url_asks(option: str, mode: str | bool) ->
 )
 def test_a_parameter_that_would_do_nothing_is_refused(url: str) -> None:
     with pytest.raises(InvalidURLError, match="means nothing here"):
+        open_storage(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "library", "extra"),
+    [
+        ("postgres://db/orders", "asyncpg", r"romancy\[postgres\]"),
+        ("mariadb://ann@db/orders", "asyncmy", r"romancy\[mysql\]"),
+    ],
+)
+def test_a_client_library_that_is_not_installed_is_named(
+    monkeypatch: pytest.MonkeyPatch, url: str, library: str, extra: str
+) -> None:
+    for runner in ("postgres", "mysql"):
+        monkeypatch.delitem(sys.modules, f"romancy.storage.sql.runners.{runner}")
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingDriverError, match=extra):
         open_storage(url)

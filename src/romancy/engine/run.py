@@ -11,6 +11,7 @@ import asyncio
 import contextvars
 import ctypes
 import functools
+import logging
 import traceback
 import weakref
 from collections import deque
@@ -23,7 +24,6 @@ import msgspec
 
 from ..errors import NonDeterminismError, RomancyError, SerializationError
 from ..hooks import NOBODY, WatchedStep
-from ..logs import about, log
 from ..serialization import Signature, StoredError, encode
 from ..storage import (
     Appended,
@@ -54,6 +54,8 @@ from .ambient import CURRENT_RUN
 from .clock import DatabaseClock
 from .loop import WorkflowLoop, WorkflowTask
 from .steps import Kind, Outcome, Step, recorded_outcome, step_id
+
+log = logging.getLogger("romancy")
 
 CANCELLED = "workflow_cancelled"
 LIFE = ("workflow_failed", CANCELLED)
@@ -579,7 +581,7 @@ class Run:
             log.warning(
                 "instance %s: its body cannot be unwound; let it catch Exception rather than BaseException",
                 self.instance_id,
-                extra=about(self.instance_id),
+                extra={"instance": self.instance_id, "step": None},
             )
             for task in self.loop.tasks:
                 # Kept for ever: Python would unwind the task before forgetting it, and never come to an end either.

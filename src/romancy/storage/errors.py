@@ -20,6 +20,7 @@
     ├── InvalidJSONPathError (ValueError)
     ├── InvalidPageTokenError (ValueError)
     ├── InvalidURLError (ValueError)     a database URL that cannot be understood
+    ├── MissingDriverError (ImportError) the database's client library is an extra: install it
     ├── TransactionError                 transactions used in a way that cannot work
     │   ├── NotInTransactionError
     │   ├── WrongTaskError               a transaction belongs to the task that opened it
@@ -178,6 +179,13 @@ class InvalidPageTokenError(StorageError, ValueError):
 
 class InvalidURLError(StorageError, ValueError):
     """A database URL that cannot be understood; the message never shows its password."""
+
+
+class MissingDriverError(StorageError, ImportError):
+    """The client library of this kind of database is not installed."""
+
+    def __init__(self, database: str, extra: str) -> None:
+        super().__init__(f"the client library for {database} is not installed: pip install 'romancy[{extra}]'")
 
 
 class TransactionError(StorageError):

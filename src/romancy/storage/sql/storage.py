@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
-from ..errors import InvalidURLError
+from ..errors import InvalidURLError, MissingDriverError
 from ..migrations import declare_input_path, declared_input_paths, forget_input_path, migrate
 from ..notifications import TOPICS, DatagramWakeups, InProcessWakeups, Listener, PostgresWakeups, Wakeups
 from ..protocols import Executor, PostCommitCallback
@@ -158,7 +158,10 @@ class PostgresStorage(SQLStorage):
         listen_url: str | None = None,
     ) -> None:
         url = _expect("postgres", conn_str)
-        from .runners.postgres import PostgresRunner  # asyncpg is an extra
+        try:
+            from .runners.postgres import PostgresRunner
+        except ModuleNotFoundError as error:
+            raise MissingDriverError("PostgreSQL", "postgres") from error
 
         runner = PostgresRunner(
             url,
@@ -186,7 +189,10 @@ class MySQLStorage(SQLStorage):
         transaction_deadline_sec: float = 30.0,
     ) -> None:
         url = _expect("mysql", conn_str)
-        from .runners.mysql import MySQLRunner  # asyncmy is an extra
+        try:
+            from .runners.mysql import MySQLRunner
+        except ModuleNotFoundError as error:
+            raise MissingDriverError("MySQL and MariaDB", "mysql") from error
 
         runner = MySQLRunner(url, pool_size=pool_size, transaction_deadline_sec=transaction_deadline_sec)
         super().__init__(

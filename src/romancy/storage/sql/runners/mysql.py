@@ -343,7 +343,7 @@ class MySQLRunner(ServerRunner):
         if error_code(error) in _GIVEN_UP:
             return SearchTimeoutError()
         if error_code(error) in _NO_SCHEMA:
-            return SchemaError(f"{_words(error)}: the schema is missing or old; run initialize() first")
+            return SchemaError(f"{_words(error)}: the schema is missing or old; run initialize() or `romancy migrate`")
         return DatabaseError(f"MySQL refused a statement: {_words(error)}")
 
 

@@ -249,7 +249,7 @@ class PostgresRunner(ServerRunner):
         if isinstance(error, _Unreachable):
             return StorageUnavailableError(str(error))
         if isinstance(error, _NO_SCHEMA):
-            return SchemaError(f"{error}: the schema is missing or old; run initialize() first")
+            return SchemaError(f"{error}: the schema is missing or old; run initialize() or `romancy migrate`")
         if isinstance(error, asyncpg.InsufficientResourcesError):
             return StorageUnavailableError(f"PostgreSQL is out of resources: {error}")
         return DatabaseError(f"PostgreSQL refused a statement: {error}")

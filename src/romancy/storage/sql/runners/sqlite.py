@@ -560,7 +560,7 @@ class SQLiteRunner(BaseRunner):
         if code == sqlite3.SQLITE_INTERRUPT:
             return closed() if self._abandoned else SearchTimeoutError()
         if "no such table" in str(error) or "no such column" in str(error):
-            return SchemaError(f"{error}: the schema is missing or old; run initialize() first")
+            return SchemaError(f"{error}: the schema is missing or old; run initialize() or `romancy migrate`")
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return TransientStorageError(f"the SQLite database stayed busy: {error}")
         if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM):
