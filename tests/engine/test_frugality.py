@@ -52,7 +52,7 @@ async def test_what_has_ended_is_not_left_to_the_garbage_collector(make_app: Mak
     try:
         for _ in range(WORKFLOWS):
             await (await app.start(three_steps, 0)).result()
-        left = Counter(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, Run | Step))
+        left = Counter(type(thing).__name__ for thing in gc.get_objects() if type(thing) in (Run, Step))
     finally:
         gc.enable()
     assert left["Run"] + left["Step"] <= 4  # of the last one, which may just be ending
