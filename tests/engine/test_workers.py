@@ -10,6 +10,7 @@ import pytest
 
 from romancy import App, DuplicateNameError, Settings, activity, workflow
 from romancy.storage import SQLStorage, WorkflowInstance, WorkflowStatus
+from romancy.worker.services import for_each
 from tests.acceptance.failing_over import fulfil
 from tests.engine.conftest import QUICK, MakeApp
 from tests.engine.test_messages import until
@@ -216,3 +217,18 @@ async def test_many_slow_threads_do_not_keep_a_quick_one_waiting(make_app: MakeA
         released.set()
     for handle in slow:
         await handle.result(10)
+
+
+async def test_what_fails_keeps_nothing_else_from_being_done() -> None:
+    done = []
+
+    async def item(number: int) -> None:
+        if number == 1:
+            raise ConnectionError("the line is cut")
+        await asyncio.sleep(0.01)
+        done.append(number)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await for_each(item(number) for number in range(4))
+    assert done == [0, 2, 3]
+    assert [str(error) for error in caught.value.exceptions] == ["the line is cut"]

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 
+import pytest
+
 from romancy.engine.clock import DatabaseClock
 from romancy.storage import SQLStorage, TimerSubscription
 from romancy.worker.services import Timekeeper
@@ -65,3 +67,13 @@ async def test_to_hear_of_a_timer_is_no_reason_to_look(harness: Harness, storage
                 timekeeper.note(timer.expires_at)
             await asyncio.sleep(0.1)
         assert statements == []
+
+
+async def test_it_remembers_no_more_than_it_needs(storage: SQLStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("romancy.worker.services._MOST_KNOWN", 100)
+    async with at_work(storage) as timekeeper:
+        later = await storage.current_time() + timedelta(days=30)
+        for number in range(1000):
+            timekeeper.note(later - timedelta(seconds=number))
+        assert len(timekeeper._known) <= 100
+        assert timekeeper._known[0] == later - timedelta(seconds=999)

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nsmallest
 from typing import Any
 
 from ..engine.clock import DatabaseClock
@@ -35,22 +35,31 @@ _AT_ONCE = 64
 _BATCH = 100
 _MOST_TOLD = 32
 """Of more channels at once we are not told one by one: a look at all of them is quicker."""
+_MOST_KNOWN = 100_000
 _LONGEST_PAUSE_SEC = 10.0
 _SHORTEST_ALARM_SEC = 0.001
 _LONGEST_ALARM_SEC = 3600.0
 
 
 async def for_each(work: Iterable[Awaitable[Any]]) -> None:
-    """Do many things, a bounded number at once."""
+    """Do many things, a bounded number at once; what fails keeps none of the others from being done."""
     gate = asyncio.Semaphore(_AT_ONCE)
+    errors: list[Exception] = []
 
     async def one(item: Awaitable[Any]) -> None:
         async with gate:
-            await item
+            try:
+                await item
+            except ExceptionGroup as several:
+                errors.extend(several.exceptions)
+            except Exception as error:
+                errors.append(error)
 
     async with asyncio.TaskGroup() as group:
         for item in work:
             group.create_task(one(item))
+    if errors:
+        raise ExceptionGroup("some of it failed", errors)
 
 
 class Service(ABC):
@@ -244,6 +253,8 @@ class Timekeeper(Service):
     def note(self, due: datetime) -> None:
         """Something will be due: do not oversleep it."""
         heappush(self._known, due)
+        if len(self._known) > _MOST_KNOWN:  # the lookout tells of the others when it is time
+            self._known = nsmallest(_MOST_KNOWN // 2, self._known)
         if self._known[0] is due:
             self._set_alarm()
 
