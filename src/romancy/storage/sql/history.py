@@ -146,9 +146,11 @@ class History(Manager):
         row = self._checked_event(event)
         if lock is not None:
             check_lock(event.instance_id, lock)
-            row |= {"token": lock.token, "worker_id": lock.worker_id}
+            row["token"] = lock.token
+            row["worker_id"] = lock.worker_id
+        append = self._append_unfenced if lock is None else self._append_fenced
         for _ in range(_ATTEMPTS):
-            recorded_id = await (self._append_unfenced if lock is None else self._append_fenced).insert(**row)
+            recorded_id = await append.insert(row)
             if recorded_id is not None:
                 return recorded_id
             recorded = await self._why_not_appended(event, lock)

@@ -171,10 +171,10 @@ class Instances(Listing):
 
     async def _insert_instance(self, row: dict[str, Any]) -> None:
         """Insert the instance, and its definition if it is the first of it."""
-        if await self._create.run(**row):
+        if await self._create.run(row):
             return
         await self._define.run(workflow_name=row["workflow_name"], source_hash=row["source_hash"])
-        if not await self._create.run(**row):
+        if not await self._create.run(row):
             raise InstanceExistsError(row["instance_id"])
 
     def _checked_instance(self, instance: WorkflowInstance) -> dict[str, Any]:

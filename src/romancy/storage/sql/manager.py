@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..errors import InstanceNotFoundError, InvalidStatusTransitionError, LockLostError
 from ..models import FINISHED, HistoryEvent, Lock, WorkflowStatus
 from . import fragments  # noqa: F401 (the statements below use them)
-from .checks import check_binary, check_key, check_optional_json, check_size, size_of
+from .checks import check_binary, check_json, check_key, check_size, size_of
 from .runners.runner import BaseRunner
 from .statement import sql
 
@@ -94,7 +94,8 @@ class Manager:
         check_key("instance_id", event.instance_id)
         check_key("activity_id", event.activity_id)
         check_key("event_type", event.event_type, 100)
-        check_optional_json("event_data", event.event_data, self._payload_limit)
+        if event.event_data is not None:
+            check_json("event_data", event.event_data, self._payload_limit)
         row = event_row(event)
         if event.event_data_binary is not None:
             row["event_data_binary"] = check_binary("event_data_binary", event.event_data_binary, self._payload_limit)
@@ -111,7 +112,7 @@ class Manager:
     async def _record_new(self, event: HistoryEvent, *, stored: bool = False) -> int | HistoryEvent:
         """The same, with the id of what was recorded just now."""
         row = event_row(event) if stored else self._checked_event(event)
-        recorded_id = await self._record_step.insert(**row)
+        recorded_id = await self._record_step.insert(row)
         if recorded_id is not None:
             return recorded_id
         recorded = await self._recorded_step.one(instance_id=event.instance_id, activity_id=event.activity_id)

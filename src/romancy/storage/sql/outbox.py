@@ -120,7 +120,7 @@ class Outbox(Manager):
         recorded = await self._begin_step(lock, record)
         if recorded is not None:
             return recorded
-        if not await self._add.run(**row):
+        if not await self._add.run(row):
             raise OutboxEventExistsError(event.event_id)
         await outbox_hint(event)
         return None

@@ -160,13 +160,15 @@ class Statement(Generic[RowT]):
         """The first column of the first row, or None."""
         return Query(self, params, VALUE)
 
-    def run(self, **params: Any) -> Query[int]:
-        """The number of rows written (on every database: rows matched, not rows changed)."""
-        return Query(self, params, COUNT)
+    # A row is given as it is: spreading it into keywords makes another one, for each step of each workflow.
 
-    def insert(self, **params: Any) -> Query[int | None]:
+    def run(self, row: Mapping[str, Any] | None = None, /, **params: Any) -> Query[int]:
+        """The number of rows written (on every database: rows matched, not rows changed)."""
+        return Query(self, params if row is None else row, COUNT)
+
+    def insert(self, row: Mapping[str, Any] | None = None, /, **params: Any) -> Query[int | None]:
         """The id of the one row inserted, or None when none was."""
-        return Query(self, params, ID)
+        return Query(self, params if row is None else row, ID)
 
 
 @overload
