@@ -218,3 +218,29 @@ async def started_over(rounds: int, where: str) -> int:
 async def test_a_body_can_start_over_from_within_task_groups(make_app: MakeApp, where: str) -> None:
     app = await make_app(started_over)
     assert await (await app.start(started_over, 2, where)).result(10) == 0
+
+
+begun: list[str] = []
+
+
+@activity
+async def begin(what: str, seconds: float = 0.0) -> None:
+    begun.append(what)
+    await asyncio.sleep(seconds)
+
+
+@workflow
+async def changing_its_mind() -> None:
+    background = asyncio.ensure_future(begin("background", 0.2))
+    await begin("first")
+    second = asyncio.ensure_future(begin("second"))
+    await asyncio.sleep(0)
+    second.cancel()
+    await background
+
+
+async def test_an_activity_that_is_cancelled_before_it_begins_never_begins(make_app: MakeApp) -> None:
+    begun.clear()
+    app = await make_app(changing_its_mind)
+    await (await app.start(changing_its_mind)).result(10)
+    assert begun == ["background", "first"]

@@ -624,6 +624,7 @@ class Run:
     def withdraw(self, step: Step) -> None:
         """The body no longer waits for the step: whatever comes of it is not recorded, or ignored."""
         self._pending.pop(step.id, None)
+        self._new.pop(step.id, None)
         self._withdrawn.add(step.id)
         doing = self._doing.pop(step.id, None)
         if doing is not None:
