@@ -103,10 +103,23 @@ async def stubborn(key: str) -> int:
     return await flaky(key)
 
 
+@activity(transactional=True)
+async def transfer_back(key: str, amount: int) -> None:
+    await conn().execute("INSERT INTO transfers (name, amount) VALUES (:name, :amount)", name=key, amount=-amount)
+    await emit("transferred back", {"amount": amount}, event_id=f"{key}-back-{amount}")
+
+
+@activity(compensate=announce)
+async def act_in_public(key: str) -> None:
+    EFFECTS[key]["public"] += 1
+
+
 @workflow
 async def undone(key: str) -> None:
     await act(key, "a")
     await compensate_with(undo, key, "by hand")
+    await compensate_with(transfer_back, key, 5)
+    await act_in_public(key)
     await act(key, "b")
     raise ValueError("on purpose")
 
