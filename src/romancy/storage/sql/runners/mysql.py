@@ -28,6 +28,8 @@ from .server import ServerRunner
 from .trouble import Trouble
 
 _LONGEST_MESSAGE = 200_000
+_LONG = (str, bytes)
+"""The types of what makes a message long; as a tuple, for a union is made anew at each look."""
 _FEW = 3
 _DUPLICATE = 1062
 _CONFLICTS = {
@@ -222,7 +224,7 @@ class MySQLConnection(Connection):
 
 
 def _fit_into_one_message(queries: Sequence[Query[Any]]) -> bool:
-    lengths = (len(value) for query in queries for value in query.params.values() if isinstance(value, str | bytes))
+    lengths = (len(value) for query in queries for value in query.params.values() if isinstance(value, _LONG))
     return sum(lengths) <= _LONGEST_MESSAGE
 
 
