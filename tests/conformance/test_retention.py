@@ -334,6 +334,19 @@ async def test_a_sweep_goes_on_until_all_is_gone_however_short_its_turns(
     assert await instances(storage) == 0
 
 
+async def test_a_sweep_opens_no_transaction_that_a_busy_event_loop_would_keep_open(
+    harness: Harness, storage: SQLStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await finished(harness, storage)
+    harness.advance(seconds=3601)
+    opened = []
+    monkeypatch.setattr(storage.runner.transactions, "_open_session", opened.append)
+
+    await Sweeper(storage, "worker-1", Retention(instances=HOUR)).look()
+
+    assert (await instances(storage), opened) == (0, [])
+
+
 def test_a_batch_that_took_long_is_followed_by_a_smaller_one() -> None:
     batch = Batch()
     for _ in range(20):
