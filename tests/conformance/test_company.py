@@ -159,3 +159,15 @@ async def test_a_row_that_somebody_holds_keeps_nobody_else_waiting(harness: Harn
         assert not held.done()
     assert all(isinstance(answer, Appended) for answer in answers)
     assert isinstance(await held, Appended)
+
+
+async def test_who_comes_at_the_same_time_reads_the_clock_once(harness: Harness, storage: SQLStorage) -> None:
+    born = [WorkflowInstance(f"order-{number}", "fulfil", locked_by="worker-1") for number in range(MANY)]
+
+    locks = await together(*(storage.create_instance(instance, lock_timeout_sec=60) for instance in born))
+
+    assert [lock.instance_id for lock in locks] == [instance.instance_id for instance in born]
+    for lock in locks:
+        stored = await storage.get_instance(lock.instance_id)
+        assert stored is not None
+        assert stored.lock_expires_at == lock.expires_at

@@ -72,7 +72,7 @@ async def test_fenced_steps_are_recorded_once_when_the_commit_is_cut(company: Co
 @CUTS
 async def test_what_cannot_be_repeated_says_that_its_outcome_is_unknown(company: Company, cut: str) -> None:
     setattr(company.proxy, cut, company.commit)
-    names = [f"new-{number}" for number in range(MANY)]
+    names = [f"new-{number}" for number in range(80)]  # enough for both lanes
 
     answers = await asyncio.gather(
         *(company.behind.create_instance(WorkflowInstance(name, "order")) for name in names), return_exceptions=True
@@ -81,7 +81,7 @@ async def test_what_cannot_be_repeated_says_that_its_outcome_is_unknown(company:
     assert company.proxy.cuts == 1
     unknown = [name for name, answer in zip(names, answers, strict=True) if isinstance(answer, OutcomeUnknownError)]
     created = [name for name in names if await company.truth.get_instance(name) is not None]
-    assert 0 < len(unknown) < MANY  # the other lane's flush went through
+    assert 0 < len(unknown) < len(names)  # the other lane's flush went through
     assert all(answer is None for name, answer in zip(names, answers, strict=True) if name not in unknown)
     assert set(created) == set(names) if cut == "cut_when_answered" else set(created) == set(names) - set(unknown)
 

@@ -18,7 +18,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
 from ..operation import Call, Hint, Touches
-from ..statement import Query
+from ..statement import Query, Statement, Want
 from .job import Job
 from .pool import Connection, Pool
 from .trouble import Failure, Trouble
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 LANES = 2
 """Flushes under way at once: while the server is at one, the next is put together."""
 _LARGEST_FLUSH = 256
+_SMALLEST_SHARE = 32
+"""Fewer are not divided among lanes: two messages cost more than is gained by sending them at the same time."""
 _LANE_PATIENCE_SEC = 0.05
 """A flush that has not come back by then waits for somebody, and others may start meanwhile."""
 
@@ -151,7 +153,8 @@ class Flusher:
 
     def _next_batch(self) -> list[SharedJob]:
         """A fair share for each lane that is free, of what nobody is touching."""
-        limit = min(-(-len(self._queue) // (self.lanes - self._flights)), _LARGEST_FLUSH)
+        share = -(-len(self._queue) // (self.lanes - self._flights))
+        limit = min(max(share, _SMALLEST_SHARE), _LARGEST_FLUSH)
         batch: list[SharedJob] = []
         left: list[SharedJob] = []
         passed = Busy()  # nobody overtakes one whom it would keep waiting
@@ -253,8 +256,9 @@ class Flusher:
         """Run operations that touch nothing in common side by side, query by query."""
         while asking:
             self._note_statements(asking)
-            queries = [query for _, query in asking]
-            answers = await self._runner.told(connection, connection.execute_together(queries))
+            queries, places = without_repetitions([query for _, query in asking])
+            found = await self._runner.told(connection, connection.execute_together(queries))
+            answers = [found[place] for place in places]
             asked: list[tuple[SharedJob, Query[Any] | None]] = []
             for (job, query), answer in zip(asking, answers, strict=True):
                 job.wrote = job.wrote or (bool(answer) and query.writes)
@@ -283,6 +287,21 @@ class Flusher:
 def _asking(asked: Iterable[tuple[SharedJob, Query[Any] | None]]) -> list[tuple[SharedJob, Query[Any]]]:
     """Those who are not done yet, each with its next query."""
     return [(job, query) for job, query in asked if query is not None]
+
+
+def without_repetitions(queries: list[Query[Any]]) -> tuple[list[Query[Any]], list[int]]:
+    """Queries that differ, and for each of those given which of them answers it: the clock is read once for all."""
+    different: list[Query[Any]] = []
+    places: list[int] = []
+    known: dict[tuple[Statement[Any], Want], int] = {}
+    for query in queries:
+        place = len(different)
+        if not query.params and not query.writes:
+            place = known.setdefault((query.statement, query.want), place)
+        if place == len(different):
+            different.append(query)
+        places.append(place)
+    return different, places
 
 
 class _Lane:
