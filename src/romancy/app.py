@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
+import time
 from collections.abc import Iterable
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast, overload
-from uuid import uuid4
 
 import msgspec
 
@@ -210,7 +211,7 @@ class App:
         if self.workflows.get(workflow.name, workflow) is not workflow:
             raise UnknownWorkflowError(f"this app's {workflow.name!r} is another workflow")
         instance = WorkflowInstance(
-            instance_id=id or f"{workflow.name}-{uuid4().hex}",
+            instance_id=id or f"{workflow.name}-{_new_id()}",
             workflow_name=workflow.name,
             source_hash=workflow.source_hash,
             owner_service=self._service or "",
@@ -308,6 +309,11 @@ class App:
         """Events are waiting to be sent."""
         if self._relaying is not None:
             self._relayer.wake()
+
+
+def _new_id() -> str:
+    """Nobody else's, and in order of time: new rows then lie side by side in every index, a third of the pages."""
+    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
 
 
 def _by_name(workflows: Iterable[Workflow[Any, Any]]) -> dict[str, Workflow[Any, Any]]:
