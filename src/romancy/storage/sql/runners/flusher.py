@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LANES = 2
 """Flushes under way at once: while the server is at one, the next is put together."""
 _LARGEST_FLUSH = 256
-_SMALLEST_SHARE = 32
+_SMALLEST_SHARE = 16
 """Fewer are not divided among lanes: two messages cost more than is gained by sending them at the same time."""
 _LANE_PATIENCE_SEC = 0.05
 """A flush that has not come back by then waits for somebody, and others may start meanwhile."""
