@@ -1,6 +1,7 @@
 """Workers: each runs what it knows, as much as it may, and gives back what it cannot finish."""
 
 import asyncio
+import gc
 import os
 import sys
 import threading
@@ -229,6 +230,16 @@ async def test_what_fails_keeps_nothing_else_from_being_done() -> None:
         done.append(number)
 
     with pytest.raises(ExceptionGroup) as caught:
-        await for_each(item(number) for number in range(4))
+        await for_each(range(4), item)
     assert done == [0, 2, 3]
     assert [str(error) for error in caught.value.exceptions] == ["the line is cut"]
+
+
+@pytest.mark.filterwarnings("error")
+async def test_what_is_given_up_before_it_began_is_given_up_quietly() -> None:
+    doing = asyncio.create_task(for_each(range(1000), lambda _: asyncio.sleep(60)))
+    await asyncio.sleep(0.01)
+    doing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await doing
+    gc.collect()

@@ -48,7 +48,7 @@ class Relayer(Service):
 
     async def look(self) -> bool:
         events = await self._storage.get_pending_outbox_events(self._batch, lease_sec=self._lease_sec)
-        await for_each(self._relay(event) for event in events)
+        await for_each(events, self._relay)
         if not events and self._keep is not None and time.monotonic() >= self._tidy_at:
             self._tidy_at = time.monotonic() + _TIDY_SEC
             await self._storage.cleanup_old_outbox_events(self._keep)

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from heapq import heappop, heappush, nsmallest
-from typing import Any
+from typing import Any, TypeVar
 
 from ..engine.clock import DatabaseClock
 from ..storage import (
@@ -31,6 +31,8 @@ from .settings import Settings
 
 log = logging.getLogger("romancy")
 
+T = TypeVar("T")
+
 _AT_ONCE = 64
 _BATCH = 100
 _MOST_TOLD = 32
@@ -41,22 +43,22 @@ _SHORTEST_ALARM_SEC = 0.001
 _LONGEST_ALARM_SEC = 3600.0
 
 
-async def for_each(work: Iterable[Awaitable[Any]]) -> None:
-    """Do many things, a bounded number at once; what fails keeps none of the others from being done."""
+async def for_each(items: Iterable[T], do: Callable[[T], Awaitable[object]]) -> None:
+    """Do something with each, a bounded number at once; what fails keeps none of the others from being done."""
     gate = asyncio.Semaphore(_AT_ONCE)
     errors: list[Exception] = []
 
-    async def one(item: Awaitable[Any]) -> None:
+    async def one(item: T) -> None:
         async with gate:
             try:
-                await item
+                await do(item)
             except ExceptionGroup as several:
                 errors.extend(several.exceptions)
             except Exception as error:
                 errors.append(error)
 
     async with asyncio.TaskGroup() as group:
-        for item in work:
+        for item in items:
             group.create_task(one(item))
     if errors:
         raise ExceptionGroup("some of it failed", errors)
@@ -280,9 +282,9 @@ class Timekeeper(Service):
             heappop(self._known)
         self._set_alarm()
         timers = await self._storage.find_expired_timers(_BATCH * 5, **self._ours)
-        await for_each(self._fire(timer) for timer in timers)
+        await for_each(timers, self._fire)
         late = await self._storage.find_expired_channel_subscriptions(_BATCH, **self._ours)
-        await for_each(self._storage.expire_channel_receive(subscription) for subscription in late)
+        await for_each(late, self._storage.expire_channel_receive)
         return len(timers) == _BATCH * 5 or len(late) == _BATCH
 
 
@@ -323,7 +325,7 @@ class Courier(Service):
         told, self._told = self._told, set()
         everywhere, self._everywhere = self._everywhere, False
         try:
-            await for_each(self._serve(channel) for channel in told)
+            await for_each(told, self._serve)
             if everywhere:
                 await self._serve_all()
         except BaseException:
@@ -333,10 +335,10 @@ class Courier(Service):
 
     async def _serve(self, channel: str) -> None:
         waiting = await self._storage.get_channel_subscribers_waiting(channel, limit=_BATCH)
-        await for_each(self._deliver(subscription) for subscription in waiting)
+        await for_each(waiting, self._deliver)
         self._everywhere |= len(waiting) == _BATCH
 
     async def _serve_all(self) -> None:
         found = await self._storage.find_deliverable_subscriptions(_BATCH, **self._ours)
-        await for_each(self._deliver(subscription) for subscription in found)
+        await for_each(found, self._deliver)
         self._everywhere |= len(found) == _BATCH
