@@ -77,6 +77,27 @@ async def test_a_write_that_meets_a_theft_under_way_waits_for_it_and_is_refused(
     assert await history_of(storage, lock.instance_id) == []
 
 
+async def test_a_step_that_meets_a_theft_in_company_waits_for_it_and_is_refused(
+    harness: Harness, storage: SQLStorage
+) -> None:
+    """Steps that are recorded together may share a statement: it must hold every instance they belong to."""
+    locks = [await harness.locked(storage, "zombie") for _ in range(8)]
+    robbed, *others = locks
+    first = [step(lock.instance_id, "first:1") for lock in locks]
+    await asyncio.gather(*map(storage.append_history, first))  # connected
+    thief = await a_thief(harness)
+
+    async with thief.transaction():
+        assert await thief.try_acquire_lock(robbed.instance_id, "thief", 30) is not None
+        writing = [asyncio.create_task(anyway(WRITES["append_history"], storage, lock)) for lock in locks]
+        await asyncio.wait({writing[0]}, timeout=0.1)
+        assert not writing[0].done(), "nobody may write while the lock is being stolen"
+
+    outcomes = await asyncio.gather(*writing)
+    assert [isinstance(outcome, LockLostError) for outcome in outcomes] == [True] + [False] * len(others)
+    assert [len(await history_of(storage, lock.instance_id)) for lock in locks] == [1] + [2] * len(others)
+
+
 async def anyway(write: Write, storage: SQLStorage, lock: Lock) -> object:
     """What the write answers, or its error."""
     try:
