@@ -1,8 +1,9 @@
 """The courier: serves the channels it is told of at once, and all of them when there is a reason."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from romancy.storage import (
     ChannelMessage,
@@ -29,10 +30,12 @@ async def receiver(harness: Harness, storage: SQLStorage, channel: str) -> str:
 def courier_of(storage: SQLStorage) -> Courier:
     """A courier that delivers and leaves it to others to run what it wakes."""
 
-    def deliver(subscription: ChannelSubscription) -> Awaitable[object]:
+    async def deliver(subscription: ChannelSubscription) -> bool:
         message = ChannelMessage(subscription.channel)
-        return storage.deliver_channel_message_with_lock(
-            subscription.instance_id, subscription.channel, message, "courier", 30
+        return bool(
+            await storage.deliver_channel_message_with_lock(
+                subscription.instance_id, subscription.channel, message, "courier", 30
+            )
         )
 
     return Courier(storage, ["order"], None, deliver)
@@ -98,3 +101,53 @@ async def test_what_it_could_not_do_it_does_when_the_database_is_back(harness: H
     storage.get_channel_subscribers_waiting = working  # type: ignore[method-assign]
     await courier.look()
     assert await received(storage, waiting)
+
+
+async def test_who_waited_the_last_time_need_not_wait_again_and_others_are_found(
+    harness: Harness, storage: SQLStorage
+) -> None:
+    async with at_work(storage) as courier:
+        regular = await receiver(harness, storage, "news")
+        gone = await receiver(harness, storage, "news")
+        await storage.publish_to_channel("news", "1")
+        courier.tell("news")
+        for instance_id in (regular, gone):
+            await until(lambda instance_id=instance_id: received(storage, instance_id))
+        lock = await storage.try_acquire_lock(regular, "worker-1", 30)
+        assert lock is not None
+        await storage.suspend(regular, [ChannelWait("news", "receive:2")], lock=lock)
+        await storage.cancel_instance(gone, "enough")
+        newcomer = await receiver(harness, storage, "news")
+        await storage.publish_to_channel("news", "2")
+        courier.tell("news")
+        await until(lambda: received(storage, newcomer))
+        assert len(await history_of(storage, regular)) == 2
+        assert [event.event_type for event in await history_of(storage, gone)][1:] == ["WorkflowCancelled"]
+
+
+async def test_a_message_reaches_a_regular_though_the_search_for_others_takes_its_time(
+    harness: Harness, storage: SQLStorage
+) -> None:
+    async with at_work(storage) as courier:
+        regular = await receiver(harness, storage, "news")
+        await storage.publish_to_channel("news", "1")
+        courier.tell("news")
+        await until(lambda: received(storage, regular))
+        lock = await storage.try_acquire_lock(regular, "worker-1", 30)
+        assert lock is not None
+        await storage.suspend(regular, [ChannelWait("news", "receive:2")], lock=lock)
+        found, searching = asyncio.Event(), storage.get_channel_subscribers_waiting
+
+        async def search(*args: Any, **kwargs: Any) -> Any:
+            await found.wait()
+            return await searching(*args, **kwargs)
+
+        storage.get_channel_subscribers_waiting = search  # type: ignore[method-assign, assignment]
+        await storage.publish_to_channel("news", "2")
+        courier.tell("news")
+
+        async def received_again() -> bool:
+            return len(await history_of(storage, regular)) == 2
+
+        await until(received_again)
+        found.set()

@@ -10,18 +10,21 @@ import logging
 import random
 import time
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from heapq import heappop, heappush, nsmallest
 from typing import Any, TypeVar
 
 from ..engine.clock import DatabaseClock
 from ..storage import (
+    ChannelMode,
     ChannelSubscription,
     InvalidKeyError,
     LockLostError,
     SQLStorage,
+    StorageError,
     TimerSubscription,
     Work,
 )
@@ -38,6 +41,8 @@ _BATCH = 100
 _MOST_TOLD = 32
 """Of more channels at once we are not told one by one: a look at all of them is quicker."""
 _MOST_KNOWN = 100_000
+_FEW = 4
+_MOST_REGULARS = 1000
 _LONGEST_PAUSE_SEC = 10.0
 _SHORTEST_ALARM_SEC = 0.001
 _LONGEST_ALARM_SEC = 3600.0
@@ -296,13 +301,15 @@ class Courier(Service):
         storage: SQLStorage,
         names: Sequence[str],
         owner: str | None,
-        deliver: Callable[[ChannelSubscription], Awaitable[object]],
+        deliver: Callable[[ChannelSubscription], Awaitable[bool]],
     ) -> None:
         super().__init__()
         self._storage = storage
         self._ours: dict[str, Any] = {"workflow_names": names, "owner_service": owner}
         self._deliver = deliver
         self._told: set[str] = set()
+        self._regulars: OrderedDict[str, list[ChannelSubscription]] = OrderedDict()
+        """Who waited for a channel the last time, where those were few."""
         self._everywhere = True
 
     def wake(self) -> None:
@@ -334,9 +341,30 @@ class Courier(Service):
         return self._everywhere
 
     async def _serve(self, channel: str) -> None:
-        waiting = await self._storage.get_channel_subscribers_waiting(channel, limit=_BATCH)
-        await for_each(waiting, self._deliver)
-        self._everywhere |= len(waiting) == _BATCH
+        """Deliver to all who wait for the channel; to those who did the last time without asking first."""
+        served: dict[str, ChannelSubscription] = {}
+
+        async def serve(regular: ChannelSubscription) -> None:
+            with suppress(StorageError):  # the search finds it again, if it waits
+                if await self._deliver(regular):
+                    served[regular.instance_id] = regular
+
+        async with asyncio.TaskGroup() as group:
+            search = group.create_task(self._storage.get_channel_subscribers_waiting(channel, limit=_BATCH))
+            await for_each(self._regulars.pop(channel, ()), serve)
+        found = search.result()
+        # Who was served and waits again has looked for itself: it would have taken what was there.
+        others = [subscription for subscription in found if subscription.instance_id not in served]
+        await for_each(others, self._deliver)
+        self._remember(channel, [*served.values(), *others])
+        self._everywhere |= len(found) == _BATCH
+
+    def _remember(self, channel: str, receivers: list[ChannelSubscription]) -> None:
+        """Note who may wait again. Not where they compete: there whoever has waited longest comes first."""
+        if 0 < len(receivers) <= _FEW and all(receiver.mode is ChannelMode.BROADCAST for receiver in receivers):
+            self._regulars[channel] = receivers
+        while len(self._regulars) > _MOST_REGULARS:
+            self._regulars.popitem(last=False)
 
     async def _serve_all(self) -> None:
         found = await self._storage.find_deliverable_subscriptions(_BATCH, **self._ours)

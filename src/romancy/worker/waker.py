@@ -33,18 +33,18 @@ class Waker:
         self._owner = owner
         self._lock_timeout_sec = settings.lock_timeout_sec
 
-    async def deliver(self, subscription: ChannelSubscription) -> None:
-        """Give a waiting instance the oldest message of the channel."""
+    async def deliver(self, subscription: ChannelSubscription) -> bool:
+        """Give a waiting instance the oldest message of the channel; False if there was none, or nobody to take it."""
         with self._place() as kept:
             if not kept:
-                await self._storage.deliver_channel_message_with_lock(
+                delivered = await self._storage.deliver_channel_message_with_lock(
                     subscription.instance_id,
                     subscription.channel,
                     ChannelMessage(channel=subscription.channel),
                     self._worker_id,
                     self._lock_timeout_sec,
                 )
-                return
+                return delivered is not None
             woken = await self._storage.deliver_and_claim(
                 subscription,
                 self._worker_id,
@@ -53,6 +53,7 @@ class Waker:
                 owner_service=self._owner,
             )
         self._run(woken)
+        return woken is not None
 
     async def fire(self, timer: TimerSubscription) -> None:
         """Fire a timer, if it is due."""
