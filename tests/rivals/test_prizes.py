@@ -17,6 +17,8 @@ from tests.harness import Harness, history_of
 from tests.rivals.conftest import RIVALS, Arena
 
 PRIZES = 5
+LOCKS = 30
+"""With five, a lock that two processes can take at once went unnoticed now and then."""
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
@@ -26,7 +28,7 @@ def winners(outcomes: list[Any]) -> Counter[str]:
 
 
 async def test_one_rival_gets_an_instance_lock(arena: Arena, harness: Harness, storage: SQLStorage) -> None:
-    prizes = [await harness.instance(storage) for _ in range(PRIZES)]
+    prizes = [await harness.instance(storage) for _ in range(LOCKS)]
 
     outcomes = await arena.fight("acquire", prizes=prizes)
 
@@ -35,7 +37,7 @@ async def test_one_rival_gets_an_instance_lock(arena: Arena, harness: Harness, s
 
 
 async def test_one_rival_takes_over_an_expired_lock(arena: Arena, harness: Harness, storage: SQLStorage) -> None:
-    locks = [await harness.locked(storage) for _ in range(PRIZES)]
+    locks = [await harness.locked(storage) for _ in range(LOCKS)]
     prizes = [lock.instance_id for lock in locks]
     harness.advance(seconds=31)
 
