@@ -27,7 +27,7 @@ from .engine.ambient import (
     is_being_cancelled,
 )
 from .engine.run import UNSTORABLE, Run
-from .engine.steps import Kind, Outcome, Step
+from .engine.steps import ACTIVITY, COMPLETED, FAILED, Outcome, Step
 from .engine.threads import in_thread
 from .errors import ActivityError, SerializationError
 from .retry import DEFAULT_RETRY, Retry
@@ -35,7 +35,6 @@ from .serialization import Signature, StoredError, encode
 from .storage import (
     CompensationEntry,
     HistoryEvent,
-    HistoryEventType,
     LockLostError,
     OutboxEventExistsError,
     OutcomeUnknownError,
@@ -122,7 +121,7 @@ class Activity(Generic[P, T]):
             raise ActivityError("SystemExit", str(error)) from error
 
     def _ask(self, run: Run, step_id: str, input_json: str) -> Step:
-        step = run.ask(Kind.ACTIVITY, self.name, step_id, input_json=input_json, decode=self.signature.decode_result)
+        step = run.ask(ACTIVITY, self.name, step_id, input_json=input_json, decode=self.signature.decode_result)
         step.perform = functools.partial(self._perform, run, step)
         return step
 
@@ -290,13 +289,13 @@ class Activity(Generic[P, T]):
         about = f'"activity_name": {self._name_json}, "result": {result}, "input_hash": "{step.input_hash}"'
         completed = run.event(
             step.id,
-            HistoryEventType.ACTIVITY_COMPLETED,
+            COMPLETED,
             f'{{{about}, "input": {{"args": [], "kwargs": {step.input_json}}}}}',
             at,
         )
         if run.fits(completed.event_data or ""):
             return completed
-        return run.event(step.id, HistoryEventType.ACTIVITY_COMPLETED, f"{{{about}}}", at)  # the hash tells enough
+        return run.event(step.id, COMPLETED, f"{{{about}}}", at)  # the hash tells enough
 
     def _failed(
         self, run: Run, step: Step, error: Exception, *, attempt: int | None = None, **details: Any
@@ -307,11 +306,11 @@ class Activity(Generic[P, T]):
         given = {"input": {"args": [], "kwargs": msgspec.Raw(step.input_json.encode())}}
         step_id = step.id if attempt is None else f"{step.id}#{attempt}"
         for data in (msgspec.structs.asdict(stored) | given, msgspec.structs.asdict(stored)):
-            event = run.event(step_id, HistoryEventType.ACTIVITY_FAILED, encode(data | told, "an activity's error"))
+            event = run.event(step_id, FAILED, encode(data | told, "an activity's error"))
             if run.fits(event.event_data or ""):
                 return event
         brief = msgspec.structs.asdict(stored.brief()) | told
-        return run.event(step_id, HistoryEventType.ACTIVITY_FAILED, encode(brief, "an activity's error"))
+        return run.event(step_id, FAILED, encode(brief, "an activity's error"))
 
 
 class Failure(msgspec.Struct, frozen=True):

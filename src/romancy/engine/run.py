@@ -53,7 +53,7 @@ from ..storage.models import Wait
 from .ambient import CURRENT_RUN
 from .clock import DatabaseClock
 from .loop import WorkflowLoop, WorkflowTask
-from .steps import Kind, Outcome, Step, recorded_outcome, step_id
+from .steps import ACTIVITY, CALL, Kind, Outcome, Step, recorded_outcome, step_id
 
 log = logging.getLogger("romancy")
 
@@ -383,7 +383,7 @@ class Run:
             step = self._new.pop(next(iter(self._new)))
             if step.id not in self._pending or step.perform is None:
                 continue
-            if step.kind is Kind.CALL:
+            if step.kind is CALL:
                 return step.perform
             self._start(step)
         return None
@@ -399,7 +399,7 @@ class Run:
         undisturbed = self._performing and not self._beside and self.stopped is None and self._failure is None
         if undisturbed and len(self._new) == 1:
             (step,) = self._new.values()
-            if step.kind is Kind.ACTIVITY:
+            if step.kind is ACTIVITY:
                 self._new.clear()
                 self._start(step)
                 return

@@ -42,6 +42,11 @@ _SETTLED_BY = {
 }
 
 
+# Under names of their own: before Python 3.12 looking a member up costs more than the comparison it is needed for.
+ACTIVITY, CALL = Kind.ACTIVITY, Kind.CALL
+COMPLETED, FAILED = HistoryEventType.ACTIVITY_COMPLETED, HistoryEventType.ACTIVITY_FAILED
+
+
 class Message(msgspec.Struct, frozen=True):
     """A received message."""
 
@@ -71,7 +76,7 @@ _outcomes = msgspec.json.Decoder(Outcome)
 
 def recorded_outcome(event: HistoryEvent, name: str, input_json: str) -> Outcome | None:
     """What is recorded of a step that succeeded; None if it did not, or if the record is of another call."""
-    if event.event_type != HistoryEventType.ACTIVITY_COMPLETED:
+    if event.event_type != COMPLETED:
         return None
     outcome = _outcomes.decode(event.event_data or "{}")
     if outcome.activity_name != name or (outcome.input_hash and outcome.input_hash != fingerprint(input_json)):
@@ -140,7 +145,7 @@ class Step:
             raise NonDeterminismError(
                 f"step {self.id!r}: the code waits for a {self.kind}, history has recorded {event.event_type}"
             )
-        if self.kind in (Kind.ACTIVITY, Kind.CALL):
+        if self.kind is ACTIVITY or self.kind is CALL:
             self.outcome = recorded = _outcomes.decode(event.event_data or "{}")
             if recorded.activity_name != self.name:
                 raise NonDeterminismError(
@@ -156,7 +161,7 @@ class Step:
         """When the event was recorded: what we wrote says so itself, the rest by its row."""
         if self.outcome is not None:
             return self.outcome.at
-        if event.event_type == HistoryEventType.ACTIVITY_FAILED:
+        if event.event_type == FAILED:
             return msgspec.json.decode(event.event_data or "{}", type=_Stamp).at
         return 0.0 if event.created_at is None else event.created_at.timestamp()
 
@@ -176,10 +181,10 @@ class Step:
             self.future.exception()  # seen: the task that waits for it raises it
 
     def _result(self, event: HistoryEvent) -> Any:
+        if event.event_type == COMPLETED:
+            outcome = self.outcome or _outcomes.decode(event.event_data or "{}")
+            return self.decode(outcome.result)
         match event.event_type:
-            case HistoryEventType.ACTIVITY_COMPLETED:
-                outcome = self.outcome or _outcomes.decode(event.event_data or "{}")
-                return self.decode(outcome.result)
             case HistoryEventType.ACTIVITY_FAILED:
                 raise msgspec.json.decode(event.event_data or "{}", type=StoredError).revive()
             case HistoryEventType.CHANNEL_MESSAGE_RECEIVED:
