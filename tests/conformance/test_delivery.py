@@ -409,6 +409,7 @@ async def test_no_message_and_no_timeout_brings_a_finished_instance_back(
 
     assert await deliver(storage, instance_id) is None
     assert await storage.deliver_channel_message(instance_id, ChannelMessage(channel="orders")) is None
+    assert await storage.deliver_and_claim(expired, "worker-1", 30) is None
     assert not await storage.expire_channel_receive(expired)
     await storage.clear_channel_waiting_state(instance_id, "orders")
 

@@ -132,6 +132,7 @@ async def test_a_timer_in_somebodys_hand_revives_nobody(harness: Harness, storag
 
     assert await due(storage) == []
     assert not await storage.fire_timer(in_hand, worker_id="worker-1")
+    assert await storage.fire_and_claim(in_hand, "worker-1", 30) is None
 
     assert await contents(storage) == before
 
