@@ -7,7 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from romancy import App, TerminalError, WorkflowHandle, activity, compensate_with, workflow
+from romancy import (
+    App,
+    TerminalError,
+    WorkflowCancelledError,
+    WorkflowHandle,
+    activity,
+    compensate_with,
+    workflow,
+)
 from romancy.storage import SQLStorage, TransientStorageError
 from tests.engine.conftest import QUICK, MakeApp
 from tests.engine.crashing import expire_locks
@@ -142,3 +150,23 @@ async def test_heartbeats_that_fail_are_repeated_before_the_lock_runs_out(
     await until(refreshed)
     assert (await handle.instance()).lock_token == 1
     assert log.count("began") == 1
+
+
+async def test_a_cancel_that_is_heard_of_before_the_claims_answer_is_not_forgotten(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client: App = await make_app(charged, worker=False)
+    app: App = await make_app(charged, settings=DEAF)
+    claim = app.storage.claim_resumable_workflows
+
+    async def claim_and_be_late(*args: Any, **options: Any) -> Any:
+        claims = await claim(*args, **options)
+        for instance, _ in claims:
+            if not log:
+                await app.storage.cancel_instance(instance.instance_id, "never mind", compensate=True)
+                await asyncio.sleep(0.05)
+        return claims
+
+    monkeypatch.setattr(app.storage, "claim_resumable_workflows", claim_and_be_late)
+    with pytest.raises(WorkflowCancelledError):
+        await (await client.start(charged)).result(10)

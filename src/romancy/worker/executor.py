@@ -27,6 +27,7 @@ from ..storage import (
     WorkflowInstance,
     WorkflowStatus,
 )
+from ..storage.models import FINISHED
 from ..workflow import Workflow
 from .settings import Settings
 
@@ -78,6 +79,7 @@ class Executor:
         settings: Settings,
         on_idle: Callable[[], None],
         on_due: Callable[[datetime], None],
+        on_cancelled: Callable[[], None],
     ) -> None:
         self._storage = storage
         self.observers = NOBODY
@@ -88,6 +90,9 @@ class Executor:
         self._warm: OrderedDict[str, Run] = OrderedDict()
         self._on_idle = on_idle
         self._on_due = on_due
+        self._on_cancelled = on_cancelled
+        self._cancelled_lately: dict[str, None] = {}
+        """Instances that do not run here, but that we may just be taking."""
         self._executions: dict[str, Execution] = {}
         self._tries: dict[str, int] = {}
         """How often in a row an instance could not be run."""
@@ -145,6 +150,8 @@ class Executor:
         if before is not None:
             _abandon(before)  # its lock is gone, and it may be long until a write of its own tells it
         execution = self._executions[instance.instance_id] = Execution(instance, lock, newborn=newborn, woken=woken)
+        if instance.instance_id in self._cancelled_lately:
+            self.cancelled(instance.instance_id)
         self._watch(execution, resumed=lock.token > 1)  # here, where hooks still see who starts it
         execution.task = asyncio.create_task(
             self._execute(execution, before),
@@ -258,9 +265,11 @@ class Executor:
                         self._watch(execution, resumed=False)
                     execution.drop_run()
                     found = await self._storage.get_instance(execution.instance_id)
-                    if found is None:
+                    if found is None or found.status in FINISHED:
+                        execution.watched.suspended("lock lost")
                         return
                     execution.instance = found
+                    execution.lock = msgspec.structs.replace(execution.lock, status=found.status)
 
     async def _compensate(self, execution: Execution) -> None:
         compensator = Compensator(
@@ -282,6 +291,8 @@ class Executor:
     async def _advance(self, execution: Execution) -> Ending:
         """Run the body as far as it gets, from memory if that is still true."""
         instance, lock = execution.instance, execution.lock
+        if lock.status is WorkflowStatus.COMPENSATING:
+            return Ending.COMPENSATE  # it was cancelled before it began, as a heartbeat has told
         woken, execution.woken = execution.woken, None  # true once: it may start over
         warm = self._warm.pop(instance.instance_id, None)
         if warm is not None and warm.lock.token + 1 == lock.token:
@@ -332,6 +343,15 @@ class Executor:
         if lock.status is WorkflowStatus.COMPENSATING and execution.run is not None:
             execution.run.stop(Ending.COMPENSATE)
 
+    def cancelled(self, instance_id: str) -> None:
+        """Somebody has cancelled an instance: whoever runs it is to be told, also one who is only about to."""
+        if instance_id in self._executions:
+            self._cancelled_lately.pop(instance_id, None)
+            self._on_cancelled()
+        else:
+            forget_oldest(self._cancelled_lately, _MOST_COUNTED)
+            self._cancelled_lately[instance_id] = None
+
     def lost(self, lock: Lock) -> None:
         """A heartbeat's answer: another worker has the instance."""
         execution = self._executions.get(lock.instance_id)
@@ -371,10 +391,15 @@ def _abandon(execution: Execution) -> None:
         execution.task.cancel()  # it compensates, or has not begun
 
 
+def forget_oldest(known: dict[str, Any], most: int) -> None:
+    """Make room for one more."""
+    if len(known) >= most:
+        known.pop(next(iter(known)))
+
+
 def _count(counts: dict[str, int], instance_id: str) -> int:
     """Once more for this instance; a count that is not ended here, but elsewhere, is not kept for ever."""
-    if len(counts) >= _MOST_COUNTED:
-        counts.pop(next(iter(counts)))
+    forget_oldest(counts, _MOST_COUNTED)
     counts[instance_id] = counts.get(instance_id, 0) + 1
     return counts[instance_id]
 

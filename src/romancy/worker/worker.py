@@ -50,6 +50,7 @@ class Worker:
             settings=settings,
             on_idle=lambda: self._resumer.room_made(),
             on_due=lambda due: self._timekeeper.note(due),
+            on_cancelled=lambda: self._heart.wake(),
         )
         self.executor.observers = observers
         self._resumer = Resumer(storage, self.executor, self.id, shares(workflows), owner, settings)
@@ -111,8 +112,7 @@ class Worker:
             case "workflow_channel_message":
                 self._courier.tell(told(hint).channel)
             case "workflow_cancelled":
-                if self.executor.runs(told(hint).instance_id):
-                    self._heart.wake()
+                self.executor.cancelled(told(hint).instance_id)
             case "catch_up":
                 self._resumer.wake()
                 self._timekeeper.wake()
