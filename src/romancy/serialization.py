@@ -87,6 +87,7 @@ class Signature:
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self._name = name
+        self._an_argument, self._the_result = f"an argument of {name}", f"the result of {name}"
         self._signature = inspect.signature(function)
         try:
             hints = get_type_hints(function)
@@ -98,7 +99,7 @@ class Signature:
 
     def encode_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """The arguments as a JSON object by parameter; TypeError if they do not fit the function."""
-        return encode(self._bind(args, kwargs), f"an argument of {self._name}")
+        return encode(self._bind(args, kwargs), self._an_argument)
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if self._positional is not None and len(args) == len(self._positional) and not kwargs:
@@ -155,13 +156,13 @@ class Signature:
         return kind
 
     def encode_result(self, result: Any) -> str:
-        return encode(result, f"the result of {self._name}")
+        return encode(result, self._the_result)
 
     def decode_result(self, text: str | msgspec.Raw) -> Any:
         try:
             return self._result.decode(text)
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
-            raise _unfit(f"the result of {self._name}", error) from error
+            raise _unfit(self._the_result, error) from error
 
     @cached_property
     def _result(self) -> msgspec.json.Decoder[Any]:

@@ -271,7 +271,8 @@ class Run:
         outcome = recorded_outcome(self._upcoming[0], name, input_json)
         if outcome is not None:
             self.last_id = self._upcoming.popleft().id or self.last_id
-            self._history_time = max(self._history_time, outcome.at)
+            if outcome.at > self._history_time:
+                self._history_time = outcome.at
         return outcome
 
     def _replay(self, event: HistoryEvent) -> None:
