@@ -22,6 +22,7 @@ from ..storage import (
     ChannelMode,
     ChannelSubscription,
     InvalidKeyError,
+    Lock,
     LockLostError,
     SQLStorage,
     StorageError,
@@ -46,6 +47,8 @@ _MOST_REGULARS = 1000
 _LONGEST_PAUSE_SEC = 10.0
 _SHORTEST_ALARM_SEC = 0.001
 _LONGEST_ALARM_SEC = 3600.0
+_BUSY_PAUSES_SEC = (0.02, 0.05, 0.1, 0.2, 0.4)
+"""After which a heartbeat asks again for locks whose rows were busy: one of them may be a cancelled instance's."""
 
 
 async def for_each(items: Iterable[T], do: Callable[[T], Awaitable[object]]) -> None:
@@ -222,19 +225,28 @@ class Heart(Service):
 
     async def look(self) -> bool:
         began = time.monotonic()
-        await self._beat()
+        busy = await self._beat(self._executor.locks)
         self._answered_at = began
-        return False
+        for pause_sec in _BUSY_PAUSES_SEC:
+            if not busy or self._woken.is_set() or pause_sec > self._heartbeat_sec:
+                break
+            await self._rest(pause_sec)
+            busy = await self._beat(busy)
+        return self._woken.is_set()
 
-    async def _beat(self) -> None:
-        locks = self._executor.locks
+    async def _beat(self, locks: list[Lock]) -> list[Lock]:
+        """Renew locks; those whose rows somebody was just writing, so that nothing was heard of them."""
+        busy: list[Lock] = []
         if not locks:
-            return
+            return busy
         for lock, answer in zip(locks, await self._storage.refresh_locks(locks, self._lock_timeout_sec), strict=True):
             if isinstance(answer, LockLostError):
                 self._executor.lost(lock)
-            elif answer is not None:
+            elif answer is None:
+                busy.append(lock)
+            else:
                 self._executor.heard(answer)
+        return busy
 
 
 class Timekeeper(Service):
