@@ -14,7 +14,7 @@ import msgspec
 
 from .channels import DIRECT, metadata_text, payload
 from .engine.ambient import CURRENT_RUN
-from .engine.run import Ended
+from .engine.endings import Ended
 from .errors import (
     DuplicateNameError,
     RomancyError,

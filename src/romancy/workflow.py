@@ -10,7 +10,7 @@ from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, overload
 
 from .activity import check_name
 from .engine.ambient import current_run
-from .engine.run import Recur
+from .engine.endings import Recur
 from .serialization import Signature
 
 P = ParamSpec("P")

@@ -77,7 +77,7 @@ async def test_a_body_that_spins_takes_no_place_for_ever(make_app: MakeApp, monk
         return "spins" in ((await handle.instance()).parked_reason or "")
 
     async def given_up() -> bool:
-        return app.worker is not None and not app.worker.executor.runs(handle.id)
+        return app.worker is not None and app.worker.executor.execution_of(handle.id) is None
 
     await until(parked)
     await until(given_up)

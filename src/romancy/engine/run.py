@@ -17,7 +17,6 @@ import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime, timedelta
-from enum import Enum
 from typing import Any
 
 import msgspec
@@ -52,6 +51,7 @@ from ..storage import (
 from ..storage.models import Wait
 from .ambient import CURRENT_RUN
 from .clock import DatabaseClock
+from .endings import Ended, Ending, Recur, Teardown
 from .loop import WorkflowLoop, WorkflowTask
 from .steps import ACTIVITY, CALL, Kind, Outcome, Step, recorded_outcome, step_id
 
@@ -79,35 +79,6 @@ _END_WAITS = (
     HistoryEventType.TIMER_EXPIRED,
 )
 """Whatever records one of these also removes the wait for it."""
-
-
-class Ending(Enum):
-    """How a run ended."""
-
-    FINISHED = "finished"
-    SUSPENDED = "suspended"
-    COMPENSATE = "compensate"
-    RECURRED = "recurred"
-    LOST = "lost"
-
-
-class Ended(msgspec.Struct, frozen=True):
-    """What has become of an instance."""
-
-    status: WorkflowStatus
-    output_data: str | None
-    error_type: str | None = None
-
-
-class Teardown(BaseException):
-    """Unwinds a body that is suspended; not an Exception, so that the body's own handlers let it pass."""
-
-
-class Recur(BaseException):
-    """Unwinds a body that starts over with new input."""
-
-    def __init__(self, input_json: str) -> None:
-        self.input_json = input_json
 
 
 class Attempts(msgspec.Struct):

@@ -15,7 +15,8 @@ import msgspec
 
 from ..compensation import Compensator
 from ..engine.clock import DatabaseClock
-from ..engine.run import INFRASTRUCTURE, Ended, Ending, Run
+from ..engine.endings import Ended, Ending
+from ..engine.run import INFRASTRUCTURE, Run
 from ..errors import NonDeterminismError, WorkerVanishedError
 from ..hooks import NOBODY
 from ..logs import about, log
@@ -128,10 +129,6 @@ class Executor:
     def locks(self) -> list[Lock]:
         """The locks that have to be kept alive."""
         return [execution.lock for execution in self._executions.values()]
-
-    def runs(self, instance_id: str) -> bool:
-        """Whether this worker is running the instance."""
-        return instance_id in self._executions
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:

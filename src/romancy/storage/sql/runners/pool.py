@@ -36,13 +36,13 @@ class Connection(ABC):
         """Run queries that have nothing to do with each other, in as few messages as can be; their answers."""
         return [await self.execute(query) for query in queries]
 
+    @abstractmethod
     def can_insert_at_once(self, queries: Sequence[Query[Any]]) -> bool:
         """Whether these are inserts that a single statement can do."""
-        return False
 
+    @abstractmethod
     async def insert_at_once(self, queries: Sequence[Query[Any]]) -> list[Any]:
         """Do so, all or none; the id of each, or None where nothing was inserted."""
-        raise NotImplementedError
 
     @abstractmethod
     async def control(self, statement: str) -> None:
