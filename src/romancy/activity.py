@@ -26,6 +26,7 @@ from .engine.ambient import (
     current_activity,
     is_being_cancelled,
 )
+from .engine.contexts import in_context_of_its_own
 from .engine.run import UNSTORABLE, Run
 from .engine.steps import ACTIVITY, COMPLETED, FAILED, Outcome, Step
 from .engine.threads import in_thread
@@ -116,7 +117,9 @@ class Activity(Generic[P, T]):
     async def _invoke_safely(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function; `sys.exit()` in it ends the activity, and not the worker with all else that it runs."""
         try:
-            return await self._invoke(args, kwargs)
+            if self._is_async:
+                return await in_context_of_its_own(self.fn(*args, **kwargs))
+            return await in_thread(self.fn, *args, **kwargs)
         except SystemExit as error:
             raise ActivityError("SystemExit", str(error)) from error
 

@@ -152,8 +152,6 @@ class Run:
         """Whether activities may be started: neither while history is read nor when the run ends."""
         self._beside: list[Wait] = []
         """What `_go_on` waits for beside activities."""
-        self._surroundings = contextvars.copy_context()
-        """The context in which activities run."""
         self._failure: BaseException | None = None
         self._tearing_down = False
         self._teardowns = 0
@@ -294,7 +292,6 @@ class Run:
         self._history_time = max(self._history_time, step.recorded_at(event))
         step.settle(event)
         self.loop.run_until_blocked()
-        self._go_on_with_activities()
 
     def pause(self, step: Step, attempt: int, until: datetime) -> None:
         """Let a step wait durably for its next attempt: neither lock nor memory is held meanwhile."""
@@ -318,7 +315,6 @@ class Run:
 
     async def _until_it_ends(self) -> Ending:
         """Go on; a write that is refused because the lock is lost or the instance was cancelled is an end, too."""
-        self._surroundings = contextvars.copy_context()
         self._performing = True
         try:
             return await self._go_on()
@@ -361,26 +357,18 @@ class Run:
         return None
 
     def _start(self, step: Step) -> None:
-        # Not in the context of whoever starts it, which may be another activity's.
-        self._doing[step.id] = asyncio.create_task(
-            self._perform(step), name=f"{self.instance_id}:{step.id}", context=self._surroundings.copy()
-        )
-
-    def _go_on_with_activities(self) -> None:
-        """After a result has reached the body: start the next activity here, or leave the rest to `_go_on`."""
-        undisturbed = self._performing and not self._beside and self.stopped is None and self._failure is None
-        if undisturbed and len(self._new) == 1:
-            (step,) = self._new.values()
-            if step.kind is ACTIVITY:
-                self._new.clear()
-                self._start(step)
-                return
-        self._progress.set()
+        self._doing[step.id] = asyncio.create_task(self._perform(step), name=f"{self.instance_id}:{step.id}")
 
     async def _perform(self, step: Step) -> None:
-        assert step.perform is not None, "an activity can be performed"
+        """Perform an activity, and whatever single activity the body wants next: most bodies want one at a time."""
+        following: Step | None = step
         try:
-            await step.perform()
+            while following is not None:
+                step = following
+                assert step.perform is not None, "an activity can be performed"
+                await step.perform()
+                self._doing.pop(step.id, None)
+                following = self._follow()
         except asyncio.CancelledError:
             if self._performing and step.id in self._pending:  # not by us, and nobody would ever do the step
                 self._failure = self._failure or RomancyError(f"step {step.id!r} was cancelled by what it called")
@@ -389,8 +377,20 @@ class Run:
             self._failure = self._failure or error
         finally:
             self._doing.pop(step.id, None)
-            if not self._doing or self._failure is not None:
-                self._progress.set()
+            self._progress.set()
+
+    def _follow(self) -> Step | None:
+        """Take on the next activity in the running task; None if there is more to look at than that."""
+        task = asyncio.current_task()
+        disturbed = self._beside or self.stopped is not None or self._failure is not None or not self._performing
+        if disturbed or len(self._new) != 1 or task is None or task.cancelling():
+            return None
+        (step,) = self._new.values()
+        if step.kind is not ACTIVITY:
+            return None
+        self._new.clear()
+        self._doing[step.id] = task
+        return step
 
     async def _wait_for_progress(self) -> None:
         """Wait for a running activity, or for a wait beside it that is due."""
