@@ -114,15 +114,6 @@ class Activity(Generic[P, T]):
         call: Awaitable[Any] = self.fn(*args, **kwargs) if self._is_async else in_thread(self.fn, *args, **kwargs)
         return call
 
-    async def _invoke_safely(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function; `sys.exit()` in it ends the activity, and not the worker with all else that it runs."""
-        try:
-            if self._is_async:
-                return await in_context_of_its_own(self.fn(*args, **kwargs))
-            return await in_thread(self.fn, *args, **kwargs)
-        except SystemExit as error:
-            raise ActivityError("SystemExit", str(error)) from error
-
     def _ask(self, run: Run, step_id: str, input_json: str) -> Step:
         step = run.ask(ACTIVITY, self.name, step_id, input_json=input_json, decode=self.signature.decode_result)
         step.perform = functools.partial(self._perform, run, step)
@@ -205,34 +196,37 @@ class Activity(Generic[P, T]):
         try:
             if self.transactional:
                 await run.in_turn(lambda: self._in_transaction(run, step, context))
-            else:
-                return await self._record_result(run, step, await self._timed(step), context)
-        except RecordingFailed as failed:
-            raise failed.error from None
+                return None
+            value = await self._timed(step)
         except (LockLostError, OutcomeUnknownError, TransientStorageError):
             raise
         except asyncio.CancelledError as error:
             if is_being_cancelled():
                 raise
             return Failure(ActivityError("CancelledError", str(error)))
+        except SystemExit as error:  # it ends the activity, and not the worker with all else that it runs
+            return Failure(ActivityError("SystemExit", str(error)))
         except CutOff as late:
             return Failure(TimeoutError(str(late)), cut_off=not self.transactional)
         except Exception as error:
             return Failure(error)
         finally:
             CURRENT_ACTIVITY.reset(token)
-        return None
+        return await self._record_result(run, step, value, context)
 
-    async def _timed(self, step: Step) -> Any:
+    def _timed(self, step: Step) -> Awaitable[Any]:
+        """Call the function, within its timeout."""
         args, kwargs = self.signature.decode_arguments(step.input_json)
         if not self._is_async:
-            return await self._in_thread(args, kwargs)
-        if self.timeout_sec is None:
-            return await self._invoke_safely(args, kwargs)
-        limit = asyncio.timeout(self.timeout_sec)
+            return self._in_thread(args, kwargs)
+        call = in_context_of_its_own(self.fn(*args, **kwargs))
+        return call if self.timeout_sec is None else self._within(self.timeout_sec, call)
+
+    async def _within(self, seconds: float, call: Awaitable[Any]) -> Any:
+        limit = asyncio.timeout(seconds)
         try:
             async with limit:
-                return await self._invoke_safely(args, kwargs)
+                return await call
         except TimeoutError:
             if limit.expired():
                 raise self._too_late() from None
@@ -240,7 +234,7 @@ class Activity(Generic[P, T]):
 
     async def _in_thread(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A thread cannot be stopped: past its timeout it is left to itself, but a cancelled one is waited for."""
-        thread = asyncio.create_task(self._invoke_safely(args, kwargs))
+        thread = in_thread(self.fn, *args, **kwargs)
         thread.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # seen, even if too late
         try:
             done, _ = await asyncio.wait({thread}, timeout=self.timeout_sec)
@@ -277,8 +271,6 @@ class Activity(Generic[P, T]):
             await run.in_turn(write)
         except (SerializationError, OutboxEventExistsError, *UNSTORABLE) as error:
             return Failure(error, took_effect=True)
-        except Exception as error:
-            raise RecordingFailed(error) from error
         return None
 
     async def _write(self, run: Run, step: Step, result: str, context: ActivityContext) -> HistoryEvent:
@@ -328,14 +320,6 @@ class Failure(msgspec.Struct, frozen=True):
 
 class CutOff(Exception):
     """An attempt has not ended within its timeout."""
-
-
-class RecordingFailed(Exception):
-    """The activity succeeded, and its result could not be recorded: not the activity's failure."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 class Decorator(Protocol):

@@ -17,6 +17,7 @@ from romancy import (
     WorkflowFailedError,
     activity,
     compensate_with,
+    emit,
     recur,
     sleep,
     start_child,
@@ -379,9 +380,15 @@ async def leaves_too() -> None:
     sys.exit("bye from an activity")
 
 
+@activity(retry=NO_RETRY, transactional=True)
+async def leaves_in_a_transaction() -> None:
+    await emit("never.sent", {})
+    sys.exit("bye from a transaction")
+
+
 @workflow
 async def leaving() -> None:
-    for leave in (leaves, leaves_too):
+    for leave in (leaves, leaves_too, leaves_in_a_transaction):
         try:
             await leave()
         except ActivityError as error:
@@ -393,4 +400,21 @@ async def test_an_exit_in_a_workflow_is_its_error_and_not_the_workers_end(make_a
     app = await make_app(leaving)
     with pytest.raises(WorkflowFailedError, match="SystemExit: bye from a body"):
         await (await app.start(leaving)).result(10)
-    assert log == ["bye from a thread", "bye from an activity"]
+    assert log == ["bye from a thread", "bye from an activity", "bye from a transaction"]
+    assert await app.storage.conn().fetch_value("SELECT COUNT(*) FROM outbox_events") == 0
+
+
+@activity(retry=NO_RETRY)
+def exhausted() -> str:
+    return next(iter([]))
+
+
+@workflow
+async def asks_an_exhausted_iterator() -> str:
+    return await exhausted()
+
+
+async def test_what_no_future_can_carry_out_of_a_thread_is_an_error_and_not_silence(make_app: MakeApp) -> None:
+    app = await make_app(asks_an_exhausted_iterator)
+    with pytest.raises(WorkflowFailedError, match="RuntimeError: exhausted raised StopIteration"):
+        await (await app.start(asks_an_exhausted_iterator)).result(10)

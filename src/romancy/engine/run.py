@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from ..errors import NonDeterminismError, RomancyError, SerializationError
-from ..hooks import NOBODY, WatchedStep
+from ..hooks import NOBODY, UNWATCHED, WatchedStep
 from ..serialization import Signature, StoredError, encode
 from ..storage import (
     Appended,
@@ -168,6 +168,8 @@ class Run:
 
     def watch(self, step: Step, attempt: int = 1) -> WatchedStep:
         """Tell hooks of an attempt at a step."""
+        if not self.observers:
+            return UNWATCHED
         return self.observers.step(
             instance_id=self.instance_id,
             workflow_name=self.instance.workflow_name,
@@ -272,7 +274,8 @@ class Run:
 
         Whoever has just recorded it says what its outcome is: there is nothing to read or to check.
         """
-        self.last_id = max(self.last_id, event.id or 0)
+        if event.id is not None:
+            self._has_seen(event.id)
         if self._registered and event.event_type in _END_WAITS:
             self._registered.discard(event.activity_id)
         if "#" in event.activity_id:
@@ -289,9 +292,15 @@ class Run:
             step.outcome = outcome
         self._new.pop(step.id, None)  # a replay would else keep every step it has ever seen
         self._doing.pop(step.id, None)
-        self._history_time = max(self._history_time, step.recorded_at(event))
+        recorded_at = step.recorded_at(event) if outcome is None else outcome.at
+        if recorded_at > self._history_time:
+            self._history_time = recorded_at
         step.settle(event)
         self.loop.run_until_blocked()
+
+    def _has_seen(self, history_id: int) -> None:
+        if history_id > self.last_id:
+            self.last_id = history_id
 
     def pause(self, step: Step, attempt: int, until: datetime) -> None:
         """Let a step wait durably for its next attempt: neither lock nor memory is held meanwhile."""
@@ -615,8 +624,19 @@ class Run:
     # Writing.
 
     async def record(self, event: HistoryEvent, outcome: Outcome | None = None) -> None:
-        """Write an activity's end and hand it to the body; what others have to write meanwhile goes along."""
-        mine = _Unwritten(event, outcome)
+        """Write an activity's end and hand it to the body; what ends while somebody writes is written together."""
+        if self._writing.locked():
+            await self._record_in_company(_Unwritten(event, outcome))
+            return
+        await self._writing.acquire()
+        try:
+            if self._is_wanted(event):
+                appended = await self.storage.append_history(event, lock=self.lock)
+                self._recorded(event, appended.id, outcome)
+        finally:
+            self._writing.release()
+
+    async def _record_in_company(self, mine: _Unwritten) -> None:
         self._unwritten.append(mine)
         async with self._writing:
             if not mine.settled:
@@ -631,10 +651,7 @@ class Run:
             one.settled = True
         wanted = [one for one in batch if self._is_wanted(one.event)]
         try:
-            if len(wanted) == 1:
-                outcomes = [await self._append_one(wanted[0].event)]
-            else:
-                outcomes = await self._append_many([one.event for one in wanted])
+            outcomes = await self._append_many([one.event for one in wanted])
         except BaseException as error:
             for one in wanted:
                 one.error = error
@@ -648,10 +665,11 @@ class Run:
                 self._recorded(one.event, outcome.id, one.outcome)
 
     async def _append_many(self, events: list[HistoryEvent]) -> list[Appended | StorageError]:
-        try:
-            return await self.storage.append_history_many(events, lock=self.lock)
-        except UNSTORABLE:  # one of them: one by one, it fails alone
-            pass
+        if len(events) > 1:
+            try:
+                return await self.storage.append_history_many(events, lock=self.lock)
+            except UNSTORABLE:  # one of them: one by one, it fails alone
+                pass
         return [await self._append_one(event) for event in events]
 
     async def _append_one(self, event: HistoryEvent) -> Appended | StorageError:
@@ -664,7 +682,7 @@ class Run:
         return event.activity_id.partition("#")[0] in self._pending
 
     def _recorded(self, event: HistoryEvent, history_id: int, outcome: Outcome | None = None) -> None:
-        self.last_id = max(self.last_id, history_id)
+        self._has_seen(history_id)
         if "#" in event.activity_id:
             step, _, attempt = event.activity_id.partition("#")
             self._note_attempt(step, attempt, event)

@@ -24,5 +24,12 @@ _threads = ThreadPoolExecutor(_MOST, thread_name_prefix="romancy-activity")
 
 def in_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
     """Call a sync function in a thread, with the context variables of the caller."""
-    call = functools.partial(contextvars.copy_context().run, function, *args, **kwargs)
+    call = functools.partial(contextvars.copy_context().run, _call, function, *args, **kwargs)
     return asyncio.get_running_loop().run_in_executor(_threads, call)
+
+
+def _call(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    try:
+        return function(*args, **kwargs)
+    except StopIteration as error:  # which no future takes: whoever waits for it would wait for ever
+        raise RuntimeError(f"{getattr(function, '__name__', function)} raised StopIteration") from error
