@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast, overload
@@ -173,7 +173,7 @@ class App:
 
     async def __aenter__(self) -> Self:
         await self.storage.initialize()
-        self._listening = asyncio.create_task(hear(self.storage, self._on_hint))
+        self._listening = asyncio.create_task(hear(self.storage, self._handlers()))
         if self._wants_worker:
             self.worker = Worker(
                 self.storage,
@@ -294,16 +294,20 @@ class App:
             if not self._waiting[instance_id]:
                 del self._waiting[instance_id]
 
-    def _on_hint(self, hint: Hint) -> None:
-        match hint.topic:
-            case "workflow_finished":
-                said = told(hint)
-                waiting = self._waiting.values() if said.more else [self._waiting.get(said.instance_id, set())]
-                for events in waiting:
-                    for event in events:
-                        event.set()
-            case "workflow_outbox_pending" | "catch_up":
-                self._on_events()
+    def _handlers(self) -> dict[str, Callable[[Hint], None]]:
+        return {
+            "workflow_finished": self._on_finished,
+            "workflow_outbox_pending": lambda hint: self._on_events(),
+            "catch_up": lambda hint: self._on_events(),
+        }
+
+    def _on_finished(self, hint: Hint) -> None:
+        if not self._waiting:
+            return
+        said = told(hint)
+        for events in self._waiting.values() if said.more else [self._waiting.get(said.instance_id, set())]:
+            for event in events:
+                event.set()
 
     def _on_events(self) -> None:
         """Events are waiting to be sent."""

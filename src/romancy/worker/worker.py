@@ -86,7 +86,7 @@ class Worker:
         if self.sweeper is not None:
             services.append(self.sweeper)
         self._tasks = [asyncio.create_task(service.run(), name=type(service).__name__) for service in services]
-        self._tasks.append(asyncio.create_task(hear(self._storage, self._on_hint), name="Listener"))
+        self._tasks.append(asyncio.create_task(hear(self._storage, self._handlers()), name="Listener"))
 
     def _on_work(self, work: Work) -> None:
         """What the lookout has seen."""
@@ -105,18 +105,19 @@ class Worker:
             else:
                 self._timekeeper.note(due)
 
-    def _on_hint(self, hint: Hint) -> None:
-        match hint.topic:
-            case "workflow_resumable":
-                self._resumer.wake()
-            case "workflow_channel_message":
-                self._courier.tell(told(hint).channel)
-            case "workflow_cancelled":
-                self.executor.cancelled(told(hint).instance_id)
-            case "catch_up":
-                self._resumer.wake()
-                self._timekeeper.wake()
-                self._courier.wake()
+    def _handlers(self) -> dict[str, Callable[[Hint], None]]:
+        return {
+            "workflow_resumable": lambda hint: self._resumer.wake(),
+            "workflow_channel_message": lambda hint: self._courier.tell(told(hint).channel),
+            "workflow_cancelled": lambda hint: self.executor.cancelled(told(hint).instance_id),
+            "catch_up": lambda hint: self._catch_up(),
+        }
+
+    def _catch_up(self) -> None:
+        """Hints may have been missed."""
+        self._resumer.wake()
+        self._timekeeper.wake()
+        self._courier.wake()
 
     async def stop(self) -> None:
         """Stop claiming, let running steps end, hand the rest back."""
