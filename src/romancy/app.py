@@ -31,6 +31,8 @@ from .storage import (
     HistoryIterator,
     InstanceExistsError,
     InstanceNotFoundError,
+    Lock,
+    OutcomeUnknownError,
     SQLStorage,
     WorkflowInstance,
     WorkflowStatus,
@@ -221,32 +223,54 @@ class App:
         return WorkflowHandle(self, instance.instance_id, workflow.signature)
 
     async def _create(self, instance: WorkflowInstance) -> None:
-        worker = self.worker
-        name = instance.workflow_name
-        adopted = worker is not None and name in self.workflows and worker.has_room(name)
-        if adopted and worker is not None and not self.storage.in_transaction():
-            born = msgspec.structs.replace(instance, locked_by=worker.id, started_at=worker.clock.now())
-            with worker.executor.reserve(1, name):
-                try:
-                    lock = await self.storage.create_instance(born, lock_timeout_sec=self._settings.lock_timeout_sec)
-                except InstanceExistsError:
-                    await self._check_same(instance)
-                    return
-                assert lock is not None, "born locked"
-                worker.adopt(born, lock)
+        worker, name = self.worker, instance.workflow_name
+        if worker is None or name not in self.workflows or not worker.has_room(name) or self.storage.in_transaction():
+            await self._create_once(instance)
             return
+        now = worker.clock.now()
+        born = msgspec.structs.replace(
+            instance,
+            started_at=now,
+            locked_by=worker.id,
+            locked_at=now,
+            lock_expires_at=now + timedelta(seconds=self._settings.lock_timeout_sec),
+        )
+        with worker.executor.reserve(1, name):
+            lock = await self._create_once(born)
+            if lock is not None:
+                worker.adopt(born, lock)
+
+    async def _create_once(self, instance: WorkflowInstance) -> Lock | None:
+        """Store an instance unless there is one with its id; its lock if it was born with one."""
         try:
-            await self.storage.create_instance(instance)
+            return await self.storage.create_instance(instance)
+        except OutcomeUnknownError:
+            return await self._create_again(instance)
         except InstanceExistsError:
             await self._check_same(instance)
+            return None
 
-    async def _check_same(self, instance: WorkflowInstance) -> None:
+    async def _create_again(self, instance: WorkflowInstance) -> Lock | None:
+        """After an attempt of which nobody knows what came of it: perhaps the instance that is there is ours."""
+        try:
+            return await self.storage.create_instance(instance)
+        except InstanceExistsError:
+            found = await self._check_same(instance)
+        if found is None or found.locked_by is None or found.lock_expires_at is None:
+            return None
+        if (found.locked_by, found.lock_expires_at) != (instance.locked_by, instance.lock_expires_at):
+            return None
+        return Lock(found.instance_id, found.lock_token, found.locked_by, found.lock_expires_at, found.status)
+
+    async def _check_same(self, instance: WorkflowInstance) -> WorkflowInstance | None:
+        """The instance that has the id; WorkflowMismatchError if it is of another workflow."""
         existing = await self.storage.get_instance(instance.instance_id)
         if existing is not None and existing.workflow_name != instance.workflow_name:
             raise WorkflowMismatchError(
                 f"instance {instance.instance_id!r} is of workflow {existing.workflow_name!r},"
                 f" not of {instance.workflow_name!r}"
             )
+        return existing
 
     def handle(self, instance_id: str, workflow: Workflow[..., T] | None = None) -> WorkflowHandle[T]:
         """An instance by its id; its result is typed if the workflow is given."""

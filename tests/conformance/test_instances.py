@@ -146,6 +146,24 @@ async def test_an_instance_can_be_created_in_any_status(harness: Harness, storag
         assert (await stored(storage, instance_id)).status is status
 
 
+async def test_an_instance_can_be_born_with_a_lock_that_its_owner_has_dated(storage: SQLStorage) -> None:
+    await storage.create_instance(WorkflowInstance("first", "fulfil"))  # its definition is known from here on
+    now = await storage.current_time()
+    dated = WorkflowInstance(
+        "order", "fulfil", locked_by="worker-1", locked_at=now, lock_expires_at=now + timedelta(seconds=30)
+    )
+    lock = await storage.create_instance(dated)
+
+    assert lock is not None
+    order = await stored(storage, "order")
+    assert (order.locked_by, order.locked_at, order.lock_expires_at) == ("worker-1", now, lock.expires_at)
+    assert lock.expires_at == now + timedelta(seconds=30)
+    assert (lock.token, order.lock_token) == (1, 1)
+    await storage.append_history(step("order"), lock=lock)
+    with pytest.raises(InstanceExistsError):
+        await storage.create_instance(dated)
+
+
 async def test_an_instance_born_locked_is_owned_at_once(harness: Harness, storage: SQLStorage) -> None:
     before = await storage.current_time()
     instance = WorkflowInstance(instance_id="mine", workflow_name="order", locked_by="worker-1")

@@ -282,6 +282,13 @@ SCENARIOS: dict[str, Scenario] = {
     "create_instance": Scenario(
         nothing, lambda s: s.create_instance(WorkflowInstance("order", "order", locked_by="w")), hard=True
     ),
+    "create_instance of a known workflow": Scenario(
+        running,
+        lambda s: s.create_instance(
+            WorkflowInstance("new", "order", locked_by="w", locked_at=FOREVER, lock_expires_at=FOREVER)
+        ),
+        hard=True,
+    ),
     "update_instance_status": Scenario(
         running, lambda s: s.update_instance_status("order", WorkflowStatus.COMPENSATING, "broken", lock=LOCK)
     ),

@@ -175,7 +175,11 @@ class Trial(Rehearsal):
 
 def shares_flushes(call: Call) -> bool:
     """Whether a call goes through the flusher."""
-    behind = {"append_history": "_append", "mark_outbox_event_sent": "_mark_sent"}
+    behind = {
+        "append_history": "_append",
+        "create_instance": "_create_instance",
+        "mark_outbox_event_sent": "_mark_sent",
+    }
     traits = OPERATIONS.get(behind.get(call.name, call.name))
     return traits is not None and traits.touches is not None
 

@@ -12,6 +12,7 @@ from romancy import (
     NO_RETRY,
     App,
     Retry,
+    Settings,
     WorkflowFailedError,
     WorkflowMismatchError,
     activity,
@@ -27,11 +28,13 @@ from romancy.errors import ActivityError
 from romancy.serialization import StoredError
 from romancy.storage import (
     InstanceNotFoundError,
+    Lock,
     OutcomeUnknownError,
     PayloadTooLargeError,
     StorageUnavailableError,
     TransactionDeadlineError,
     TransientStorageError,
+    WorkflowInstance,
 )
 from tests.engine.conftest import QUICK, MakeApp
 from tests.engine.test_messages import until
@@ -97,6 +100,29 @@ async def test_trouble_with_the_database_is_no_attempt_of_a_plain_activity(make_
     handle = await app.start(looking, "unavailable")
     assert await handle.result(10) == "found"
     assert [event.activity_id for event in await handle.history()] == ["look_up:1"]
+
+
+@pytest.mark.parametrize("how", ["before", "after"])
+async def test_a_start_of_unknown_outcome_starts_the_instance_once_and_runs_it_at_once(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    app = await make_app(looking, settings=Settings(lock_timeout_sec=600.0, heartbeat_sec=1.0))
+    await (await app.start(looking, "unavailable")).result(10)
+    create, attempts = app.storage.create_instance, 0
+
+    async def break_off(instance: WorkflowInstance) -> Lock | None:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            if how == "after":
+                await create(instance)
+            raise OutcomeUnknownError("the connection broke while the answer was on its way")
+        return await create(instance)
+
+    monkeypatch.setattr(app.storage, "create_instance", break_off)
+    handle = await app.start(looking, "transient")
+    assert await handle.result(10) == "found"
+    assert attempts == 2
 
 
 async def cancel_booking() -> None:

@@ -149,10 +149,25 @@ class Instances(Listing):
 
     _delete = sql("DELETE FROM workflow_instances WHERE {in:instance_id, instance_ids}")
 
-    @operation(undo="_give_back_created", touches=touches.of_creation)
     async def create_instance(
         self, instance: WorkflowInstance, *, lock_timeout_sec: float | None = None
     ) -> Lock | None:
+        if lock_timeout_sec is None and is_born_dated(instance):
+            lock = await self._create_owned(instance)
+            if lock is not None:
+                return lock
+        return await self._create_instance(instance, lock_timeout_sec)
+
+    # How workers create instances: one statement, which needs neither the clock nor a transaction around it.
+    @operation(autocommit=True, undo="_give_back_created", touches=touches.of_creation)
+    async def _create_owned(self, instance: WorkflowInstance) -> Lock | None:
+        """Create an instance of a known definition for its owner; None if the definition is new or the id taken."""
+        lock = born_locked(instance, None)
+        row = self._checked_instance(instance) | lock_columns(lock, instance.locked_at)
+        return lock if await self._create.run(row) else None
+
+    @operation(undo="_give_back_created", touches=touches.of_creation)
+    async def _create_instance(self, instance: WorkflowInstance, lock_timeout_sec: float | None) -> Lock | None:
         row = self._checked_instance(instance)
         lock = None
         if instance.locked_by or instance.status in FINISHED:
@@ -160,8 +175,7 @@ class Instances(Listing):
             row["finished_at"] = now if instance.status in FINISHED else None
             if instance.locked_by:
                 lock = born_locked(instance, lock_timeout_sec, now)
-                row |= {"locked_by": lock.worker_id, "lock_expires_at": lock.expires_at, "lock_token": lock.token}
-                row["locked_at"] = instance.locked_at or now
+                row |= lock_columns(lock, instance.locked_at or now)
         if instance.continued_from is not None and await self._get.one(instance_id=instance.continued_from) is None:
             raise InstanceNotFoundError(instance.continued_from)
         await self._insert_instance(row)
@@ -373,10 +387,17 @@ def check_lock_timeout(seconds: int | None) -> int | None:
     return None if seconds is None else int(positive("lock_timeout_sec", seconds))
 
 
-def born_locked(instance: WorkflowInstance, lock_timeout_sec: float | None, now: datetime) -> Lock:
+def is_born_dated(instance: WorkflowInstance) -> bool:
+    """Whether a new instance has an owner who says until when, so that nobody has to ask the clock."""
+    dated = instance.locked_by and instance.locked_at is not None and instance.lock_expires_at is not None
+    return bool(dated) and instance.status not in FINISHED and instance.continued_from is None
+
+
+def born_locked(instance: WorkflowInstance, lock_timeout_sec: float | None, now: datetime | None = None) -> Lock:
     """The lock of an instance that is created for the worker that will run it."""
     expires_at = instance.lock_expires_at
     if lock_timeout_sec is not None or expires_at is None:
+        assert now is not None, "from when on"
         seconds = instance.lock_timeout_seconds or lock_timeout_sec or DEFAULT_LOCK_SEC
         expires_at = now + timedelta(seconds=positive("lock_timeout_sec", seconds))
     return Lock(
@@ -386,3 +407,13 @@ def born_locked(instance: WorkflowInstance, lock_timeout_sec: float | None, now:
         expires_at=expires_at,
         status=instance.status,
     )
+
+
+def lock_columns(lock: Lock, locked_at: datetime | None) -> dict[str, Any]:
+    """What a lock is in the row of its instance."""
+    return {
+        "locked_by": lock.worker_id,
+        "locked_at": locked_at,
+        "lock_expires_at": lock.expires_at,
+        "lock_token": lock.token,
+    }

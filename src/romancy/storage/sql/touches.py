@@ -41,7 +41,7 @@ def of_append(event: HistoryEvent, *_: object) -> Touches:
     )
 
 
-def of_creation(instance: WorkflowInstance, **_: object) -> Touches:
+def of_creation(instance: WorkflowInstance, *_: object) -> Touches:
     """A new instance."""
     return Touches(changes=(_instance(instance.instance_id),))
 
