@@ -305,7 +305,7 @@ async def test_a_transaction_on_a_frozen_line_ends_at_its_deadline(harness: Harn
 async def test_a_statement_without_an_answer_is_given_up_and_run_again(harness: Harness, line: Line) -> None:
     lock = await harness.locked(line.direct)
     line.proxy.cut_all()
-    line.storage.runner._statement_timeout_sec = 0.3  # type: ignore[attr-defined]
+    line.storage.runner.statement_timeout_sec = 0.3  # type: ignore[attr-defined]
     await line.storage.get_instance(lock.instance_id)  # connected anew, with less patience
 
     line.proxy.frozen = True
@@ -315,6 +315,28 @@ async def test_a_statement_without_an_answer_is_given_up_and_run_again(harness: 
     await completing
 
     assert await completed(line.direct, lock)
+    await assert_nothing_is_held(line.storage)
+
+
+async def test_a_flush_without_an_answer_is_given_up_and_its_operations_run_again(harness: Harness, line: Line) -> None:
+    locks = [await harness.locked(line.direct) for _ in range(3)]
+    line.proxy.cut_all()
+    line.storage.runner.statement_timeout_sec = 0.3  # type: ignore[attr-defined]
+    await asyncio.gather(*(line.storage.append_history(step(lock.instance_id), lock=lock) for lock in locks))
+
+    line.proxy.frozen = True
+    connections = line.proxy.connections
+    completing = [
+        asyncio.create_task(line.storage.update_instance_output(lock.instance_id, '"done"', lock=lock))
+        for lock in locks
+    ]
+    await asyncio.sleep(0.6)
+    tried_again = line.proxy.connections > connections
+    line.proxy.frozen = False
+    await asyncio.gather(*completing)
+
+    assert tried_again
+    assert [await completed(line.direct, lock) for lock in locks] == [True] * 3
     await assert_nothing_is_held(line.storage)
 
 

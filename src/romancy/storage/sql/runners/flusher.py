@@ -12,7 +12,7 @@ anything worse, a row that somebody else holds included, rolls the flush back, a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
@@ -40,62 +40,88 @@ class Apart(Exception):
 
 
 class SharedJob(Job):
-    """A job that knows what it touches, and whether it has written anything yet."""
+    """A job that knows what it touches, what it asks, and whether it has written anything yet."""
 
-    __slots__ = ("_coroutine", "touches", "wrote")
+    __slots__ = ("_coroutine", "asks", "touches", "wrote")
 
     def __init__(self, call: Call[Any], loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(call, loop)
         self.touches = call.touches()
 
-    def begin(self) -> Query[Any] | None:
-        """Start it, from its arguments; its first query."""
+    def begin(self) -> None:
+        """Start it, from its arguments."""
         self.wrote = False
         self._coroutine: Coroutine[Any, Any, Any] = self.call.start()
-        return self.go_on(None)
+        self.go_on(None)
 
-    def go_on(self, answer: Any) -> Query[Any] | None:
-        """Its next query; None when it is done, with a result or with an error of its own."""
+    def go_on(self, answer: Any) -> None:
+        """Hear what it asks next; nothing when it is done, with a result or with an error of its own."""
+        self.asks: Query[Any] | None = None
         try:
             while isinstance(asked := self._coroutine.send(answer), Hint):
                 self.hints.append(asked)
                 answer = None
+            self.asks = asked
         except StopIteration as end:
             self.result = end.value
-            return None
         except Exception as error:
             if self.wrote:
                 raise Apart from error  # only a transaction of its own can take back what it has written
             self.fail(error)
-            return None
-        return asked  # type: ignore[no-any-return]
 
 
-class Busy:
-    """What is being touched."""
+class Crowd:
+    """What those touch who are under way together."""
+
+    __slots__ = ("changes", "shares")
 
     def __init__(self) -> None:
-        self._changing: dict[str, int] = {}
-        self._sharing: dict[str, int] = {}
+        self.changes: set[str] = set()
+        self.shares: set[str] = set()
 
-    def __contains__(self, touches: Touches) -> bool:
-        """Whether somebody is in the way of an operation that touches this."""
-        changing, sharing = self._changing.keys(), self._sharing.keys()
-        free = changing.isdisjoint(touches.changes) and sharing.isdisjoint(touches.changes)
-        return not (free and changing.isdisjoint(touches.shares))
+    def add(self, others: Touches | Crowd) -> None:
+        self.changes.update(others.changes)
+        self.shares.update(others.shares)
 
-    def add(self, touches: Touches) -> None:
-        for name in touches.changes:
-            self._changing[name] = self._changing.get(name, 0) + 1
-        for name in touches.shares:
-            self._sharing[name] = self._sharing.get(name, 0) + 1
+    def is_in_the_way_of(self, others: Touches | Crowd) -> bool:
+        """Whether one of them changes what the others touch, or touches what they change."""
+        free = self.changes.isdisjoint(others.changes) and self.shares.isdisjoint(others.changes)
+        return not (free and self.changes.isdisjoint(others.shares))
 
-    def remove(self, touches: Touches) -> None:
-        for counts, names in ((self._changing, touches.changes), (self._sharing, touches.shares)):
-            for name in names:
-                counts[name] -= 1
-                if not counts[name]:
-                    del counts[name]
+
+class Batch(Crowd):
+    """Operations that go together."""
+
+    __slots__ = ("_apart", "jobs")
+
+    def __init__(self, jobs: list[SharedJob]) -> None:
+        self.jobs = jobs
+        changes = [name for job in jobs for name in job.touches.changes]
+        self.changes = set(changes)
+        self.shares = {name for job in jobs for name in job.touches.shares}
+        self._apart = len(changes) == len(self.changes) and self.changes.isdisjoint(self.shares)
+
+    def in_turns(self) -> list[list[SharedJob]]:
+        """Split it so that those who touch something in common follow each other, in the order they came.
+
+        Each turn goes by channel, so that two flushes that meet in the database come to its rows in the same order;
+        instances have owners, who do not meet.
+        """
+        turns = [self.jobs] if self._apart else self._taking_turns()
+        return [sorted(jobs, key=lambda job: job.touches.shares[:1]) for jobs in turns]
+
+    def _taking_turns(self) -> list[list[SharedJob]]:
+        turns: list[tuple[Crowd, list[SharedJob]]] = [(Crowd(), [])]
+        for job in self.jobs:
+            turn = len(turns)
+            while turn and not turns[turn - 1][0].is_in_the_way_of(job.touches):
+                turn -= 1
+            if turn == len(turns):
+                turns.append((Crowd(), []))
+            crowd, jobs = turns[turn]
+            crowd.add(job.touches)
+            jobs.append(job)
+        return [jobs for _, jobs in turns]
 
 
 class Flusher:
@@ -110,7 +136,7 @@ class Flusher:
 
     def _forget(self) -> None:
         self._queue: list[SharedJob] = []
-        self._busy = Busy()
+        self._busy: list[Crowd] = []
         self._flights = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._called = False
@@ -132,73 +158,91 @@ class Flusher:
     @contextmanager
     def keeping_clear(self, job: SharedJob) -> Iterator[None]:
         """No flush touches what an operation touches that runs by itself."""
-        self._busy.add(job.touches)
+        alone = Batch([job])
+        self._busy.append(alone)
         try:
             yield
         finally:
-            self._busy.remove(job.touches)
+            self._leave(alone)
             self._dispatch()
+
+    def _leave(self, crowd: Crowd) -> None:
+        if crowd in self._busy:  # else it was of an event loop that has ended
+            self._busy.remove(crowd)
 
     def _dispatch(self) -> None:
         """Start flushes of what is queued, as long as there are lanes."""
         self._called = False
         while self._queue and self._flights < self.lanes:
             batch = self._next_batch()
-            if not batch:
+            if batch is None:
                 return  # what they touch is being touched: whoever does so comes here afterwards
             # In a context of its own: not in the trace of whoever happened to be first.
             task = asyncio.create_task(self._fly(batch, _Lane(self)), context=Context())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _next_batch(self) -> list[SharedJob]:
+    def _next_batch(self) -> Batch | None:
         """A fair share for each lane that is free, of what nobody is touching."""
         share = -(-len(self._queue) // (self.lanes - self._flights))
         limit = min(max(share, _SMALLEST_SHARE), _LARGEST_FLUSH)
-        batch: list[SharedJob] = []
-        left: list[SharedJob] = []
-        passed = Busy()  # nobody overtakes one whom it would keep waiting
-        for at, job in enumerate(self._queue):
-            if len(batch) == limit:
-                left += self._queue[at:]
-                break
-            if job.touches in self._busy or job.touches in passed:
-                left.append(job)
-                passed.add(job.touches)
-            else:
-                batch.append(job)
-        self._queue = left
-        for job in batch:
-            self._busy.add(job.touches)
+        batch = Batch(self._queue[:limit])
+        if any(busy.is_in_the_way_of(batch) for busy in self._busy):
+            batch = Batch(self._free(limit))
+            going = set(batch.jobs)
+            self._queue = [job for job in self._queue if job not in going]
+        else:
+            self._queue = self._queue[limit:]
+        if not batch.jobs:
+            return None
+        self._busy.append(batch)
         return batch
 
-    async def _fly(self, batch: list[SharedJob], lane: _Lane) -> None:
+    def _free(self, limit: int) -> list[SharedJob]:
+        """The first of the queued whom nobody keeps waiting."""
+        free: list[SharedJob] = []
+        others = Crowd()
+        for busy in self._busy:
+            others.add(busy)
+        for job in self._queue:
+            if len(free) == limit:
+                break
+            if others.is_in_the_way_of(job.touches):
+                others.add(job.touches)  # nobody overtakes one whom it would keep waiting
+            else:
+                free.append(job)
+        return free
+
+    async def _fly(self, batch: Batch, lane: _Lane) -> None:
         """Run a batch and answer its callers."""
+        jobs = batch.jobs
         try:
-            await (self._run_one(batch[0]) if len(batch) == 1 else self._flush(batch))
+            await (self._run_one(jobs[0]) if len(jobs) == 1 else self._flush(batch))
         except BaseException as error:
-            for job in batch:
+            for job in jobs:
                 job.fail(Apart() if isinstance(error, Apart) else error)
             if not isinstance(error, Exception):
                 raise
         finally:
-            for job in batch:
-                self._busy.remove(job.touches)
+            self._leave(batch)
+            for job in jobs:
                 job.answer()
             lane.leave()
-            self._runner.announce([hint for job in batch for hint in job.hints])
+            self._runner.announce([hint for job in jobs for hint in job.hints])
             self._dispatch()
 
     async def _run_one(self, job: SharedJob) -> None:
         """Without company, without the cost of company."""
         job.result = await self._runner.attempt(job.call)
 
-    async def _flush(self, batch: list[SharedJob]) -> None:
+    async def _flush(self, batch: Batch) -> None:
         """Run a batch in one transaction."""
         try:
             connection = await self._runner.taken(self._pool.take())
         except Failure as failure:
             raise Apart from failure
+        # One alarm for all its statements: one for each would cost more than many of them.
+        alarm = asyncio.get_running_loop().call_later(self._runner.statement_timeout_sec, connection.abort)
         try:
             await self._commit_together(connection, batch)
         except BaseException as error:
@@ -206,20 +250,21 @@ class Flusher:
                 connection.abort()  # the event loop ends
             raise
         finally:
+            alarm.cancel()
             self._pool.give_back(connection)
 
-    async def _commit_together(self, connection: Connection, batch: list[SharedJob]) -> None:
-        first, *turns = in_turns(batch)
-        asking = _asking((job, job.begin()) for job in first)
+    async def _commit_together(self, connection: Connection, batch: Batch) -> None:
+        first, *turns = batch.in_turns()
+        asking = _begun(first)
         alike = not turns and all(job.call.traits.autocommit for job in first)
-        if alike and connection.can_insert_at_once([query for _, query in asking]):
+        if alike and connection.can_insert_at_once(_asked(asking)):
             await self._insert_at_once(connection, asking)
             return
         try:
             await self._runner.told(connection, connection.begin_impatiently())
             await self._in_step(connection, asking)
             for jobs in turns:
-                await self._in_step(connection, _asking((job, job.begin()) for job in jobs))
+                await self._in_step(connection, _begun(jobs))
         except Exception as error:  # whoever's it is: nothing is committed yet
             await self._runner.roll_back(connection)
             raise Apart from error
@@ -228,49 +273,54 @@ class Flusher:
         except Failure as failure:
             if not failure.unsafe:
                 raise Apart from failure
-            for job in batch:
+            for job in batch.jobs:
                 if job.wrote:  # each gets an exception of its own: raising one changes it
                     job.fail(Failure(failure.error, failure.kind, unsafe=True))
             return
-        self._note_commit(batch)
+        self._note_commit(batch.jobs)
 
-    async def _insert_at_once(self, connection: Connection, asking: list[tuple[SharedJob, Query[Any]]]) -> None:
+    async def _insert_at_once(self, connection: Connection, asking: list[SharedJob]) -> None:
         """Run operations of which each asks for the same insert: one statement is its own transaction."""
         try:
             self._note_statements(asking)
-            answers = await self._runner.told(connection, connection.insert_at_once([query for _, query in asking]))
+            answers = await self._runner.told(connection, connection.insert_at_once(_asked(asking)))
         except Exception as error:
             if not isinstance(error, Failure) or error.kind is not Trouble.LOST:
                 raise Apart from error
-            for job, _ in asking:
+            for job in asking:
                 job.fail(Failure(error.error, error.kind, unsafe=True))
             return
-        for (job, _), answer in zip(asking, answers, strict=True):
+        for job, answer in zip(asking, answers, strict=True):
             if answer is None:
                 job.fail(Apart())
-            elif (more := job.go_on(answer)) is not None:
-                job.fail(AssertionError(f"after the one statement with which it writes came {more.statement}"))
-        self._note_commit([job for job, _ in asking])
+                continue
+            job.go_on(answer)
+            if job.asks is not None:
+                job.fail(AssertionError(f"after the one statement with which it writes came {job.asks.statement}"))
+        self._note_commit(asking)
 
-    async def _in_step(self, connection: Connection, asking: list[tuple[SharedJob, Query[Any]]]) -> None:
+    async def _in_step(self, connection: Connection, asking: list[SharedJob]) -> None:
         """Run operations that touch nothing in common side by side, query by query."""
         while asking:
             self._note_statements(asking)
-            queries, places = without_repetitions([query for _, query in asking])
-            found = await self._runner.told(connection, connection.execute_together(queries))
-            answers = [found[place] for place in places]
-            asked: list[tuple[SharedJob, Query[Any] | None]] = []
-            for (job, query), answer in zip(asking, answers, strict=True):
+            queries = _asked(asking)
+            different, places = without_repetitions(queries)
+            found = await self._runner.told(connection, connection.execute_together(different))
+            going_on: list[SharedJob] = []
+            for job, query, place in zip(asking, queries, places, strict=True):
+                answer = found[place]
                 job.wrote = job.wrote or (bool(answer) and query.writes)
                 if answer is None and query.statement.many is not None and not job.wrote:
                     job.fail(Apart())  # nobody knows why: its row may just be held by somebody
-                else:
-                    asked.append((job, job.go_on(answer)))
-            asking = _asking(asked)
+                    continue
+                job.go_on(answer)
+                if job.asks is not None:
+                    going_on.append(job)
+            asking = going_on
 
-    def _note_statements(self, asking: list[tuple[SharedJob, Query[Any]]]) -> None:
+    def _note_statements(self, asking: list[SharedJob]) -> None:
         if self._runner.probe is not None:
-            for job, _ in asking:
+            for job in asking:
                 self._runner.note("before statement", job.call)
 
     def _note_commit(self, jobs: list[SharedJob]) -> None:
@@ -284,9 +334,15 @@ class Flusher:
                     job.fail(error)
 
 
-def _asking(asked: Iterable[tuple[SharedJob, Query[Any] | None]]) -> list[tuple[SharedJob, Query[Any]]]:
-    """Those who are not done yet, each with its next query."""
-    return [(job, query) for job, query in asked if query is not None]
+def _begun(jobs: list[SharedJob]) -> list[SharedJob]:
+    """Start them; those who ask something."""
+    for job in jobs:
+        job.begin()
+    return [job for job in jobs if job.asks is not None]
+
+
+def _asked(asking: list[SharedJob]) -> list[Query[Any]]:
+    return [job.asks for job in asking if job.asks is not None]
 
 
 def without_repetitions(queries: list[Query[Any]]) -> tuple[list[Query[Any]], list[int]]:
@@ -322,22 +378,3 @@ class _Lane:
     def _give_way(self) -> None:
         self.leave()
         self._flusher._dispatch()
-
-
-def in_turns(batch: list[SharedJob]) -> list[list[SharedJob]]:
-    """Split a batch so that those who touch something in common follow each other, in the order they came.
-
-    Each turn goes by channel, so that two flushes that meet in the database come to its rows in the same order;
-    instances have owners, who do not meet.
-    """
-    turns: list[tuple[Busy, list[SharedJob]]] = [(Busy(), [])]
-    for job in batch:
-        turn = len(turns)
-        while turn and job.touches not in turns[turn - 1][0]:
-            turn -= 1
-        if turn == len(turns):
-            turns.append((Busy(), []))
-        busy, jobs = turns[turn]
-        busy.add(job.touches)
-        jobs.append(job)
-    return [sorted(jobs, key=lambda job: job.touches.shares[:1]) for _, jobs in turns]

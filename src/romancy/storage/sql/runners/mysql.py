@@ -252,9 +252,13 @@ class MySQLRunner(ServerRunner):
         statement_timeout_sec: float = 60.0,
         connect_timeout_sec: float = 5.0,
     ) -> None:
-        super().__init__(MySQLDriver(), pool_size=pool_size, transaction_deadline_sec=transaction_deadline_sec)
+        super().__init__(
+            MySQLDriver(),
+            pool_size=pool_size,
+            transaction_deadline_sec=transaction_deadline_sec,
+            statement_timeout_sec=statement_timeout_sec,
+        )
         self.url = url
-        self._statement_timeout_sec = statement_timeout_sec
         self._connect_timeout_sec = url.seconds("connect_timeout", default=connect_timeout_sec)
         ssl_context(url)  # a wrong one is an error now, not at the first connection
 
@@ -282,7 +286,7 @@ class MySQLRunner(ServerRunner):
             charset="utf8mb4",
             client_flag=flags | CLIENT.FOUND_ROWS,  # an UPDATE counts the rows it matched, like everywhere else
             connect_timeout=self._connect_timeout_sec,
-            read_timeout=self._statement_timeout_sec,
+            read_timeout=self.statement_timeout_sec,
             autocommit=True,
             binary_prefix=True,
             ssl=ssl_context(self.url),
@@ -316,6 +320,7 @@ class MySQLRunner(ServerRunner):
         await connection.control("SET SESSION innodb_lock_wait_timeout = 1")
         collation = await connection.execute(NativeQuery(_KEY_COLLATION, (), Want.VALUE))
         connection.can_join_parameters = str(collation).endswith("_bin")
+        connection.raw._read_timeout = None  # a flush has a deadline itself, and asyncmy makes a task for each read
         return connection
 
     async def _reached(self, connecting: Awaitable[Any]) -> MySQLConnection:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -203,14 +203,18 @@ class PostgresRunner(ServerRunner):
         connect_timeout_sec: float = 5.0,
         prepared_statements: bool = True,
     ) -> None:
-        super().__init__(PostgresDriver(), pool_size=pool_size, transaction_deadline_sec=transaction_deadline_sec)
+        super().__init__(
+            PostgresDriver(),
+            pool_size=pool_size,
+            transaction_deadline_sec=transaction_deadline_sec,
+            statement_timeout_sec=statement_timeout_sec,
+        )
         self.url = url
-        self._statement_timeout_sec = statement_timeout_sec
         self._connect_timeout_sec = url.seconds("connect_timeout", default=connect_timeout_sec)
         ssl_mode(url)  # a wrong one is an error now, not at the first connection
         self._prepared_statements = prepared_statements and url.flag("prepared_statements", default=True)
 
-    async def connect_raw(self) -> asyncpg.Connection[Any]:
+    async def connect_raw(self, *, timed: bool = True) -> asyncpg.Connection[Any]:
         """A connection outside the pool: migrations and listeners keep theirs."""
         return await asyncpg.connect(
             host=self.url.host or None,
@@ -220,14 +224,20 @@ class PostgresRunner(ServerRunner):
             database=self.url.database or None,
             ssl=ssl_mode(self.url),
             timeout=self._connect_timeout_sec,
-            command_timeout=self._statement_timeout_sec,
+            command_timeout=self.statement_timeout_sec if timed else None,
             statement_cache_size=1024 if self._prepared_statements else 0,
             server_settings={"application_name": self.url.option("application_name") or "romancy"},
         )
 
     async def _connect(self) -> PostgresConnection:
+        return await self._reached(self.connect_raw())
+
+    async def _connect_for_flushes(self) -> PostgresConnection:
+        return await self._reached(self.connect_raw(timed=False))
+
+    async def _reached(self, connecting: Awaitable[asyncpg.Connection[Any]]) -> PostgresConnection:
         try:
-            return PostgresConnection(await self.connect_raw(), self.driver)
+            return PostgresConnection(await connecting, self.driver)
         except StorageError:
             raise
         except Exception as error:

@@ -43,8 +43,11 @@ _OUTAGE_PATIENCE_SEC = 3.0
 class ServerRunner(BaseRunner):
     """Runs operations on a database server."""
 
-    def __init__(self, driver: Driver, *, pool_size: int, transaction_deadline_sec: float) -> None:
+    def __init__(
+        self, driver: Driver, *, pool_size: int, transaction_deadline_sec: float, statement_timeout_sec: float
+    ) -> None:
         super().__init__(driver, transaction_deadline_sec)
+        self.statement_timeout_sec = statement_timeout_sec
         self.pool = Pool(self._connect, pool_size)
         # Twice as many as lanes: a flush that waits for somebody leaves its lane before it is done.
         self._flush_pool = Pool(self._connect_for_flushes, 2 * LANES)
@@ -56,7 +59,7 @@ class ServerRunner(BaseRunner):
         """Open a connection; the driver's own error when that fails."""
 
     async def _connect_for_flushes(self) -> Connection:
-        """Open a connection on which only our own statements run."""
+        """Open a connection on which only our own statements run, in flushes that have a deadline themselves."""
         return await self._connect()
 
     @abstractmethod
