@@ -97,7 +97,7 @@ class Delivery(Channels, Timers):
          WHERE instance_id = :instance_id AND channel = :channel AND activity_id IS NOT NULL""")
 
     _suspend_instance = sql("""
-        UPDATE workflow_instances
+        UPDATE {keys_unchanged} workflow_instances
            SET suspended_from = status, status = :status, {lock_cleared}, updated_at = {now}
          WHERE instance_id = :instance_id""")
 
@@ -232,7 +232,7 @@ class Delivery(Channels, Timers):
         return ChannelDeliveryResult(instance_id, name, activity_id)
 
     _release_held = sql("""
-        UPDATE workflow_instances SET {lock_cleared}, runnable_since = {now}, updated_at = {now}
+        UPDATE {keys_unchanged} workflow_instances SET {lock_cleared}, runnable_since = {now}, updated_at = {now}
          WHERE instance_id = :instance_id""")
 
     def _must_run(self, instance_id: str, status: WorkflowStatus) -> None:

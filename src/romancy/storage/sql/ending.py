@@ -47,7 +47,7 @@ class Ending(Manager):
     """Finishing, forgetting and waking."""
 
     _FINISHED = """
-        UPDATE workflow_instances AS i
+        UPDATE {keys_unchanged} workflow_instances AS i
            SET status = :status, output_data = COALESCE(:output_data, output_data), {lock_cleared},
                suspended_from = NULL, parked_until = NULL, parked_reason = NULL,
                finished_at = {now}, updated_at = {now}
@@ -113,11 +113,12 @@ class Ending(Manager):
                            WHERE s.instance_id = i.instance_id AND s.activity_id IS NOT NULL))""")
 
     _wake = sql("""
-        UPDATE workflow_instances SET {woken}, {lock_cleared}
+        UPDATE {keys_unchanged} workflow_instances SET {woken}, {lock_cleared}
          WHERE instance_id = :instance_id AND status IN {waiting}""")
 
     _wake_and_keep_lock = sql("""
-        UPDATE workflow_instances SET {woken} WHERE instance_id = :instance_id AND status IN {waiting}""")
+        UPDATE {keys_unchanged} workflow_instances SET {woken}
+         WHERE instance_id = :instance_id AND status IN {waiting}""")
 
     _workflow_name = sql("SELECT workflow_name FROM workflow_instances WHERE instance_id = :instance_id")
 

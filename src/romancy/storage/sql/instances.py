@@ -88,7 +88,7 @@ class Instances(Listing):
     )
 
     _set_status = sql("""
-        UPDATE workflow_instances
+        UPDATE {keys_unchanged} workflow_instances
            SET status = :status, output_data = COALESCE(:output_data, output_data), suspended_from = NULL,
                runnable_since = {now}, updated_at = {now}
          WHERE instance_id = :instance_id""")
@@ -96,12 +96,12 @@ class Instances(Listing):
     _suspended_from = sql("SELECT suspended_from FROM workflow_instances WHERE instance_id = :instance_id")
 
     _set_activity = sql("""
-        UPDATE workflow_instances SET current_activity_id = :activity_id, updated_at = {now}
+        UPDATE {keys_unchanged} workflow_instances SET current_activity_id = :activity_id, updated_at = {now}
          WHERE instance_id = :instance_id""")
 
     # A live lock is kept: its holder finds out at its next heartbeat or write.
     _start_compensating = sql("""
-        UPDATE workflow_instances
+        UPDATE {keys_unchanged} workflow_instances
            SET status = 'compensating', suspended_from = NULL, parked_until = NULL, parked_reason = NULL,
                runnable_since = {now}, updated_at = {now}
          WHERE instance_id = :instance_id""")
@@ -120,13 +120,13 @@ class Instances(Listing):
     )
 
     _park = sql("""
-        UPDATE workflow_instances
+        UPDATE {keys_unchanged} workflow_instances
            SET parked_until = COALESCE(:until_at, {forever}), parked_reason = :reason, {lock_cleared},
                updated_at = {now}
          WHERE instance_id = :instance_id""")
 
     _unpark = sql("""
-        UPDATE workflow_instances
+        UPDATE {keys_unchanged} workflow_instances
            SET parked_until = NULL, parked_reason = NULL, runnable_since = {now}, updated_at = {now}
          WHERE instance_id = :instance_id AND parked_until IS NOT NULL""")
 
@@ -375,7 +375,7 @@ class Instances(Listing):
             await self._release.run(instance_id=lock.instance_id, worker_id=lock.worker_id, token=lock.token)
 
     _release = sql("""
-        UPDATE workflow_instances SET {lock_cleared}, runnable_since = {now}, updated_at = {now}
+        UPDATE {keys_unchanged} workflow_instances SET {lock_cleared}, runnable_since = {now}, updated_at = {now}
          WHERE instance_id = :instance_id AND locked_by = :worker_id AND lock_token = :token
            AND lock_expires_at > {now}""")
 

@@ -48,7 +48,7 @@ class Locks(Instances):
     )
 
     _acquire = sql("""
-        UPDATE workflow_instances
+        UPDATE {keys_unchanged} workflow_instances
            SET locked_by = :worker_id, locked_at = {now}, lock_expires_at = :expires_at, lock_token = lock_token + 1
          WHERE {in:instance_id, instance_ids}""")
 
@@ -65,7 +65,9 @@ class Locks(Instances):
         SELECT i.instance_id, i.lock_token FROM workflow_instances i
          WHERE {in:i.instance_id, instance_ids} AND i.locked_by = :worker_id AND i.lock_expires_at > {now}""")
 
-    _extend = sql("UPDATE workflow_instances SET lock_expires_at = :expires_at WHERE {in:instance_id, instance_ids}")
+    _extend = sql("""
+        UPDATE {keys_unchanged} workflow_instances SET lock_expires_at = :expires_at
+         WHERE {in:instance_id, instance_ids}""")
 
     # COALESCE hides the order of the primary key: SQLite would walk all of it, finished instances too, to save a sort.
     _stale = sql(
@@ -80,7 +82,7 @@ class Locks(Instances):
     )
 
     _free = sql("""
-        UPDATE workflow_instances SET {lock_cleared}, updated_at = {now}
+        UPDATE {keys_unchanged} workflow_instances SET {lock_cleared}, updated_at = {now}
          WHERE {in:instance_id, instance_ids}""")
 
     @operation(undo="_give_back_lock", touches=touches.of_change)
@@ -143,7 +145,7 @@ class Locks(Instances):
         await self._give_back_created(lock)
 
     _release_any = sql("""
-        UPDATE workflow_instances SET {lock_cleared}, runnable_since = {now}, updated_at = {now}
+        UPDATE {keys_unchanged} workflow_instances SET {lock_cleared}, runnable_since = {now}, updated_at = {now}
          WHERE instance_id = :instance_id AND locked_by = :worker_id AND lock_expires_at > {now}""")
 
     @operation(autocommit=True, idempotent=True, touches=touches.of_change)

@@ -46,7 +46,7 @@ class Suspending(Delivery, Archive):
     _forget_compensations = sql("DELETE FROM workflow_compensations WHERE instance_id = :instance_id")
 
     _start_over = sql("""
-        UPDATE workflow_instances
+        UPDATE {keys_unchanged} workflow_instances
            SET input_data = :input_data, output_data = NULL, current_activity_id = NULL, status = 'running',
                suspended_from = NULL, runnable_since = {now}, updated_at = {now}
          WHERE instance_id = :instance_id""")

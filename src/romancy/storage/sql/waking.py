@@ -40,7 +40,7 @@ class Waking(Suspending):
     )
 
     _wake_and_lock = sql("""
-        UPDATE workflow_instances
+        UPDATE {keys_unchanged} workflow_instances
            SET {woken}, locked_by = :worker_id, locked_at = {now}, lock_expires_at = :expires_at,
                lock_token = lock_token + 1
          WHERE instance_id = :instance_id AND status IN {waiting}""")

@@ -99,6 +99,7 @@ class Driver(ABC):
             "insertion_order": self.insertion_order,
             "then_join": self.then_join,
             "any_id": self.any_id,
+            "keys_unchanged": self.keys_unchanged,
         }
 
     # The reference's methods.
@@ -262,6 +263,10 @@ class Driver(ABC):
     def then_join(self) -> str:
         """Join what was named before with this, in that order where the planner has to be told."""
         return "JOIN"
+
+    def keys_unchanged(self) -> str:
+        """In an update that changes no key, own or foreign: there is nothing to check, where that has to be said."""
+        return ""
 
     def any_id(self, parameter: str) -> str:
         """An id that a caller gave, to be compared with a column that may be too small for it."""
