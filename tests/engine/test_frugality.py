@@ -5,8 +5,9 @@ import gc
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 
-from romancy import App, Settings, activity, receive, sleep, subscribe, workflow
+from romancy import App, Settings, activity, receive, sleep, sleep_until, subscribe, workflow
 from romancy.engine.run import Run
 from romancy.engine.steps import Step
 from romancy.storage import WorkflowStatus
@@ -75,6 +76,12 @@ async def sleeper() -> str:
     return "awake"
 
 
+@workflow
+async def early_riser(morning: datetime) -> str:
+    await sleep_until(morning)
+    return "awake"
+
+
 async def test_a_message_wakes_a_receiver_here_with_two_commits_and_without_a_search(make_app: MakeApp) -> None:
     app: App = await make_app(listener, settings=Settings(poll_sec=30.0, heartbeat_sec=30.0, lock_timeout_sec=60.0))
     handle = await app.start(listener, 3)
@@ -106,6 +113,21 @@ async def test_a_timer_wakes_a_sleeper_here_with_one_commit(make_app: MakeApp) -
         assert await handle.result() == "awake"
     assert asked["fire_and_claim"] == 4
     assert asked["get_history_paginated"] == asked["claim_resumable_workflows"] == asked["get_awaited_steps"] == 0
+
+
+async def test_who_has_no_place_when_his_timer_is_due_is_woken_when_there_is_one(make_app: MakeApp) -> None:
+    quiet = Settings(concurrency=2, poll_sec=30.0, heartbeat_sec=30.0, lock_timeout_sec=60.0)
+    app: App = await make_app(early_riser, settings=quiet)
+    morning = await app.storage.current_time() + timedelta(seconds=2)
+    handles = [await app.start(early_riser, morning) for _ in range(WORKFLOWS)]
+
+    async def all_sleep() -> bool:
+        return {await handle.status() for handle in handles} == {WorkflowStatus.WAITING_FOR_TIMER}
+
+    await until(all_sleep)
+    with asked_for(app) as asked:
+        assert await asyncio.gather(*(handle.result() for handle in handles)) == ["awake"] * WORKFLOWS
+    assert asked["fire_timer"] == asked["claim_resumable_workflows"] == 0
 
 
 @contextmanager

@@ -48,16 +48,16 @@ class Worker:
             self.id,
             self.clock,
             settings=settings,
-            on_idle=lambda: self._resumer.room_made(),
+            on_idle=self._room_made,
             on_due=lambda due: self._timekeeper.note(due),
             on_cancelled=lambda: self._heart.wake(),
         )
         self.executor.observers = observers
         self._resumer = Resumer(storage, self.executor, self.id, shares(workflows), owner, settings)
-        waker = Waker(storage, self.executor, self._resumer, self.id, unlimited(workflows), owner, settings)
+        self._waker = Waker(storage, self.executor, self._resumer, self.id, unlimited(workflows), owner, settings)
         self._reviewer = Reviewer(storage, workflows, owner)
-        self._timekeeper = Timekeeper(storage, self.clock, names, owner, waker.fire)
-        self._courier = Courier(storage, names, owner, waker.deliver)
+        self._timekeeper = Timekeeper(storage, self.clock, names, owner, self._waker.fire)
+        self._courier = Courier(storage, names, owner, self._waker.deliver)
         self._heart = Heart(storage, self.executor, settings)
         self._lookout = Lookout(storage, names, owner, settings.poll_sec, self._on_work)
         self._on_events = on_events
@@ -87,6 +87,10 @@ class Worker:
             services.append(self.sweeper)
         self._tasks = [asyncio.create_task(service.run(), name=type(service).__name__) for service in services]
         self._tasks.append(asyncio.create_task(hear(self._storage, self._handlers()), name="Listener"))
+
+    def _room_made(self) -> None:
+        self._resumer.room_made()
+        self._waker.room_made()
 
     def _on_work(self, work: Work) -> None:
         """What the lookout has seen."""
