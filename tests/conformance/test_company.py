@@ -2,20 +2,31 @@
 
 import asyncio
 from collections.abc import Coroutine
+from datetime import timedelta
 from typing import Any
+
+import pytest
+from msgspec.structs import replace
 
 from romancy.storage import (
     Appended,
+    ChannelMode,
     HistoryConflictError,
     InstanceExistsError,
+    InstanceWait,
+    Lock,
     LockLostError,
     OutboxEvent,
     SQLStorage,
     StorageError,
+    TimerSubscription,
     WorkflowInstance,
     WorkflowStatus,
 )
+from romancy.storage.sql.runners.mysql import MySQLConnection, MySQLRunner
 from tests.harness import Harness, history_of, step
+
+from .arrange import status_of
 
 MANY = 40
 
@@ -171,3 +182,133 @@ async def test_who_comes_at_the_same_time_reads_the_clock_once(harness: Harness,
         stored = await storage.get_instance(lock.instance_id)
         assert stored is not None
         assert stored.lock_expires_at == lock.expires_at
+
+
+async def asleep(harness: Harness, storage: SQLStorage) -> list[TimerSubscription]:
+    """Instances that wait for timers which are due by now, each at a moment of its own."""
+    now = await storage.current_time()
+    timers = [
+        TimerSubscription(
+            f"order-{n}", f"nap:{n}", now + timedelta(seconds=30, microseconds=n), activity_id=f"rest:{n}"
+        )
+        for n in range(MANY)
+    ]
+    for timer in timers:
+        lock = await harness.locked(storage, instance_id=timer.instance_id)
+        await storage.append_history(step(timer.instance_id, "charge:1"), lock=lock)
+        await storage.suspend(timer.instance_id, [timer], lock=lock)
+    harness.advance(31)
+    return timers
+
+
+async def test_everybody_completes_with_an_output_of_their_own(harness: Harness, storage: SQLStorage) -> None:
+    locks = [await harness.locked(storage, instance_id=f"order-{number}") for number in range(MANY)]
+    await harness.locked(storage, instance_id="bystander")
+    outputs = [None if number % 7 == 0 else f'"{"é" * number}%s"' for number in range(MANY)]
+
+    await together(
+        *(
+            storage.update_instance_output(lock.instance_id, out, lock=lock)
+            for lock, out in zip(locks, outputs, strict=True)
+        )
+    )
+
+    stored = [await storage.get_instance(lock.instance_id) for lock in locks]
+    assert [instance.output_data for instance in stored if instance is not None] == outputs
+    assert {(i.status, i.locked_by) for i in stored if i is not None} == {(WorkflowStatus.COMPLETED, None)}
+    assert await status_of(storage, "bystander") is WorkflowStatus.RUNNING
+
+
+async def test_completing_with_a_lost_lock_fails_only_its_caller(harness: Harness, storage: SQLStorage) -> None:
+    locks = [await harness.locked(storage, instance_id=f"order-{number}") for number in range(MANY)]
+    await storage.release_lock("order-7", locks[7].worker_id, lock=locks[7])
+    assert await storage.try_acquire_lock("order-7", "rival", 60)
+
+    answers = await together(*(storage.update_instance_output(lock.instance_id, "1", lock=lock) for lock in locks))
+
+    assert [number for number, answer in enumerate(answers) if answer is not None] == [7]
+    assert isinstance(answers[7], LockLostError)
+    assert await status_of(storage, "order-7") is WorkflowStatus.RUNNING
+
+
+async def test_who_completes_in_company_leaves_as_little_behind_as_alone(harness: Harness, storage: SQLStorage) -> None:
+    locks = [await harness.locked(storage, instance_id=f"order-{number}") for number in range(MANY)]
+    await storage.join_group("order-1", "open")
+    await storage.subscribe_to_channel("order-2", "news", ChannelMode.BROADCAST)
+    later = await storage.current_time() + timedelta(hours=1)
+    await storage.register_timer_subscription(TimerSubscription("order-3", "nap", later), lock=locks[3])
+    await harness.locked(storage, instance_id="bystander")
+    await storage.join_group("bystander", "open")
+    parent = await harness.locked(storage, instance_id="parent")
+    await storage.suspend("parent", [InstanceWait("order-4", "child:1")], lock=parent)
+
+    await together(*(storage.update_instance_output(lock.instance_id, "1", lock=lock) for lock in locks))
+
+    assert await storage.get_group_members("open") == ["bystander"]
+    assert await storage.get_channel_subscription("order-2", "news") is None
+    assert await storage.get_awaited_steps("order-3") == []
+    assert [event.activity_id for event in await history_of(storage, "parent")] == ["child:1"]
+    assert await status_of(storage, "parent") is WorkflowStatus.RUNNING
+
+
+async def test_timers_that_are_due_together_fire_each_for_its_own(harness: Harness, storage: SQLStorage) -> None:
+    timers = await asleep(harness, storage)
+
+    answers = await together(*(storage.fire_and_claim(timer, "worker-2", 60) for timer in timers))
+
+    for timer, woken in zip(timers, answers, strict=True):
+        before, event = await history_of(storage, timer.instance_id)
+        assert (woken.event, woken.after_id) == (event, before.id)
+        assert event.activity_id == timer.activity_id
+        assert woken.lock == Lock(timer.instance_id, 2, "worker-2", woken.lock.expires_at)
+        assert await storage.refresh_lock(timer.instance_id, "worker-2", 60, lock=woken.lock) is not None
+        assert await storage.get_awaited_steps(timer.instance_id) == []
+
+
+async def test_a_timer_that_cannot_fire_keeps_no_other_from_it(harness: Harness, storage: SQLStorage) -> None:
+    timers = await asleep(harness, storage)
+    assert await storage.fire_and_claim(timers[3], "rival", 60)
+    await storage.cancel_instance("order-5", "no stock")
+    timers[8] = replace(timers[8], timer_id="unknown")
+    timers[9] = replace(timers[9], expires_at=timers[9].expires_at - timedelta(seconds=1))  # not quite as registered
+
+    answers = await together(*(storage.fire_and_claim(timer, "worker-2", 60) for timer in timers))
+
+    assert [number for number, woken in enumerate(answers) if woken is None] == [3, 5, 8]
+    assert await status_of(storage, "order-8") is WorkflowStatus.WAITING_FOR_TIMER
+    recorded = [len(await history_of(storage, f"order-{number}")) for number in range(MANY)]
+    assert recorded == [1 if number == 8 else 2 for number in range(MANY)]
+
+
+async def test_a_timer_whose_step_is_recorded_already_keeps_the_record(harness: Harness, storage: SQLStorage) -> None:
+    timers = await asleep(harness, storage)
+    recorded = await storage.append_history(step("order-6", "rest:6", '"earlier"'))
+
+    answers = await together(*(storage.fire_and_claim(timer, "worker-2", 60) for timer in timers))
+
+    assert (answers[6].event.id, answers[6].event.event_data) == (recorded.id, '"earlier"')
+    assert all(answer.lock is not None for answer in answers)
+
+
+async def test_mysql_is_asked_once_for_all_who_ask_the_same(
+    harness: Harness, storage: SQLStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not isinstance(storage.runner, MySQLRunner):
+        return
+    asked: list[str] = []
+    ask = MySQLConnection._ask
+
+    async def noted(self: MySQLConnection, message: str) -> None:
+        asked.append(message)
+        await ask(self, message)
+
+    monkeypatch.setattr(MySQLConnection, "_ask", noted)
+    timers = (await asleep(harness, storage))[:16]  # more would be divided among two flushes
+    asked.clear()
+
+    answers = await together(*(storage.fire_and_claim(timer, "worker-2", 60) for timer in timers))
+    assert [message.split()[0] for message in asked] == ["SELECT", "DELETE", "INSERT", "UPDATE"]
+    asked.clear()
+
+    await together(*(storage.update_instance_output(w.instance.instance_id, "1", lock=w.lock) for w in answers))
+    assert [message.split()[0] for message in asked] == ["UPDATE", "SELECT"]

@@ -7,7 +7,7 @@ from ..models import FINISHED, HistoryEvent, Lock, WorkflowStatus
 from . import fragments  # noqa: F401 (the statements below use them)
 from .checks import check_binary, check_json, check_key, check_size, size_of
 from .runners.runner import BaseRunner
-from .statement import sql
+from .statement import Together, sql
 
 
 class Manager:
@@ -29,13 +29,33 @@ class Manager:
 
     _hold = sql("SELECT i.status FROM workflow_instances i WHERE i.instance_id = :instance_id {for_update}")
 
-    _record_step = sql("""
+    _record_step = sql(
+        """
         INSERT INTO workflow_history
                (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
         VALUES (:instance_id, :activity_id, :event_type, :data_type, :event_data, :event_data_binary,
                 COALESCE(:created_at, {now}))
         {on_conflict_do_nothing:instance_id, activity_id}
-        {returning_id}""")
+        {returning_id}""",
+        together=Together(
+            columns=(
+                "instance_id",
+                "activity_id",
+                "event_type",
+                "data_type",
+                "event_data",
+                "event_data_binary",
+                "created_at",
+            ),
+            text="""
+                INSERT INTO workflow_history
+                       (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at)
+                SELECT r.instance_id, r.activity_id, r.event_type, r.data_type, r.event_data, r.event_data_binary,
+                       COALESCE(r.created_at, {now}) FROM {rows} ORDER BY r.number""",
+            key=("instance_id", "activity_id"),
+            table="workflow_history",
+        ),
+    )
 
     _recorded_step = sql(
         """

@@ -116,6 +116,23 @@ class Many(msgspec.Struct, frozen=True):
     mysql: str
 
 
+class Together(msgspec.Struct, frozen=True):
+    """One statement for many sets of parameters on MySQL and MariaDB, to whom statements cost more than rows.
+
+    ``{rows}`` stands for the parameters, as in `Many`. A SELECT has the row's `number` as its first column. An INSERT
+    inserts all of them or none. An UPDATE or DELETE finds one row for each: if there are fewer, nobody can say whose is
+    missing, and whoever asked starts over alone.
+    """
+
+    columns: tuple[str, ...]
+    """The parameters."""
+    text: str
+    key: tuple[str, ...] = ()
+    """By these columns of what was inserted, which are parameters too, the ids are found."""
+    table: str = ""
+    """Where rows are inserted; `id` is its column."""
+
+
 def same_insert(queries: Sequence[Query[Any]]) -> Many | None:
     """The insert for many that all these queries ask for, if they do."""
     if len(queries) < 2:
@@ -133,11 +150,13 @@ class Statement(Generic[RowT]):
         row: Callable[..., RowT] | None = None,
         variants: Mapping[str, str] | None = None,
         many: Many | None = None,
+        together: Together | None = None,
     ) -> None:
         self.text = text
         self.row = row
         self.variants = variants or {}
         self.many = many
+        self.together = together
         self.name = "(unnamed)"
         self.writes = not text.lstrip().startswith("SELECT")
 
@@ -173,11 +192,21 @@ class Statement(Generic[RowT]):
 
 @overload
 def sql(
-    text: str, *, postgres: str | None = None, mysql: str | None = None, many: Many | None = None
+    text: str,
+    *,
+    postgres: str | None = None,
+    mysql: str | None = None,
+    many: Many | None = None,
+    together: Together | None = None,
 ) -> Statement[tuple[Any, ...]]: ...
 @overload
 def sql(
-    text: str, *, row: Callable[..., RowT], postgres: str | None = None, mysql: str | None = None
+    text: str,
+    *,
+    row: Callable[..., RowT],
+    postgres: str | None = None,
+    mysql: str | None = None,
+    together: Together | None = None,
 ) -> Statement[RowT]: ...
 def sql(
     text: str,
@@ -186,10 +215,12 @@ def sql(
     postgres: str | None = None,
     mysql: str | None = None,
     many: Many | None = None,
+    together: Together | None = None,
 ) -> Statement[Any]:
     """Write a statement once; a database that was measured to deserve its own text gets it by keyword."""
     variants = {"postgres": postgres, "mysql": mysql}
-    return Statement(text, row, {name: variant for name, variant in variants.items() if variant is not None}, many)
+    given = {name: variant for name, variant in variants.items() if variant is not None}
+    return Statement(text, row, given, many, together)
 
 
 REGISTRY: dict[str, Statement[Any]] = {}

@@ -13,7 +13,7 @@ from . import touches
 from .checks import check_key, check_optional_key, page_size
 from .locks import Locks
 from .operation import operation
-from .statement import sql
+from .statement import Together, sql
 
 
 class Timers(Locks):
@@ -51,10 +51,20 @@ class Timers(Locks):
         DELETE FROM workflow_timer_subscriptions WHERE instance_id = :instance_id AND timer_id = :timer_id""")
 
     # Whoever has found a timer knows it as it is registered, most of the time.
-    _remove_if_due = sql("""
+    _remove_if_due = sql(
+        """
         DELETE FROM workflow_timer_subscriptions
          WHERE instance_id = :instance_id AND timer_id = :timer_id AND expires_at = :expires_at
-           AND COALESCE(activity_id, timer_id) = :activity_id AND expires_at <= {now}""")
+           AND COALESCE(activity_id, timer_id) = :activity_id AND expires_at <= {now}""",
+        together=Together(
+            columns=("instance_id", "timer_id", "expires_at", "activity_id"),
+            text="""
+                DELETE t FROM {rows} STRAIGHT_JOIN workflow_timer_subscriptions t
+                    ON t.instance_id = r.instance_id AND t.timer_id = r.timer_id
+                 WHERE t.expires_at = CAST(r.expires_at AS DATETIME(6))
+                   AND COALESCE(t.activity_id, t.timer_id) = r.activity_id AND t.expires_at <= {now}""",
+        ),
+    )
 
     @operation(idempotent=True)
     async def register_timer_subscription(self, subscription: TimerSubscription, *, lock: Lock | None = None) -> None:

@@ -9,7 +9,7 @@ from ..models import ChannelSubscription, HistoryEvent, Lock, TimerSubscription,
 from . import touches
 from .checks import check_key, positive
 from .operation import operation
-from .statement import sql
+from .statement import Together, sql
 from .suspending import Suspending
 from .timers import check_timer
 
@@ -37,13 +37,34 @@ class Waking(Suspending):
          WHERE i.instance_id = :instance_id AND i.status IN {waiting} AND {lock_is_free}
         {for_update_skip_locked}""",
         row=Sleeper,
+        together=Together(
+            columns=("instance_id",),
+            text="""
+                SELECT r.number, {instance_columns}, i.suspended_from,
+                       COALESCE((SELECT h.id FROM workflow_history h WHERE h.instance_id = i.instance_id
+                                  ORDER BY h.instance_id DESC, h.id DESC LIMIT 1), 0), {now}
+                  FROM {rows} STRAIGHT_JOIN workflow_instances i ON i.instance_id = r.instance_id
+                 WHERE i.status IN {waiting} AND {lock_is_free}
+                {for_update_skip_locked}""",
+        ),
     )
 
-    _wake_and_lock = sql("""
+    _wake_and_lock = sql(
+        """
         UPDATE {keys_unchanged} workflow_instances
-           SET {woken}, locked_by = :worker_id, locked_at = {now}, lock_expires_at = :expires_at,
-               lock_token = lock_token + 1
-         WHERE instance_id = :instance_id AND status IN {waiting}""")
+           SET status = :status, suspended_from = NULL, runnable_since = {now}, updated_at = {now},
+               locked_by = :worker_id, locked_at = {now}, lock_expires_at = :expires_at, lock_token = lock_token + 1
+         WHERE instance_id = :instance_id AND status IN {waiting}""",
+        together=Together(
+            columns=("instance_id", "status", "worker_id", "expires_at"),
+            text="""
+                UPDATE {keys_unchanged} {rows} STRAIGHT_JOIN workflow_instances i ON i.instance_id = r.instance_id
+                   SET i.status = r.status, suspended_from = NULL, runnable_since = {now}, updated_at = {now},
+                       locked_by = r.worker_id, locked_at = {now},
+                       lock_expires_at = CAST(r.expires_at AS DATETIME(6)), lock_token = lock_token + 1
+                 WHERE i.status IN {waiting}""",
+        ),
+    )
 
     @operation(undo="_give_back_woken")
     async def deliver_and_claim(
@@ -113,7 +134,9 @@ class Waking(Suspending):
             await self._wake_instance(sleeper.instance_id, sleeper.workflow_name)
             return Woken(instance, event, sleeper.last_id)
         expires_at = sleeper.now + timedelta(seconds=sleeper.lock_timeout_seconds or timeout_sec)
-        await self._wake_and_lock.run(instance_id=sleeper.instance_id, worker_id=worker_id, expires_at=expires_at)
+        await self._wake_and_lock.run(
+            instance_id=sleeper.instance_id, status=status, worker_id=worker_id, expires_at=expires_at
+        )
         lock = Lock(sleeper.instance_id, sleeper.lock_token + 1, worker_id, expires_at, status)
         return Woken(instance, event, sleeper.last_id, lock)
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
 from ...input_filters import check_filter_value, json_path_keys
 from ..checks import can_be_stored
-from ..statement import Encoder, Many
+from ..statement import Encoder, Many, Together
 from .driver import Binders, Bucket, Driver, aware, utc_naive
 
 _KEY_BYTES = 100
@@ -33,11 +34,11 @@ def all_values(column: str, path: str) -> str:
     return f"JSON_EXTRACT({column}, '{path}', '{path}')"
 
 
-def table_of(columns: Iterable[str], rows: int) -> str:
+@lru_cache(maxsize=1000)
+def table_of(columns: tuple[str, ...], rows: int) -> str:
     """Parameters as a table `r` of so many rows."""
-    names = list(columns)
-    first = ", ".join(f"%s AS {name}" for name in names)
-    other = ", ".join("%s" for _ in names)
+    first = ", ".join(f"%s AS {name}" for name in columns)
+    other = ", ".join("%s" for _ in columns)
     selects = [f"SELECT {number} AS number, {other if number else first}" for number in range(rows)]
     return f"({' UNION ALL '.join(selects)}) r"
 
@@ -213,8 +214,22 @@ class MySQLDriver(Driver):
 
     def for_many(self, many: Many, rows: int) -> str:
         """An insert of many rows; on MariaDB it answers with the id and the key of each it has inserted."""
-        insert = self.expand(many.mysql.replace("{rows}", "#rows#")).replace("#rows#", table_of(many.columns, rows))
+        insert = self._with_rows(many.mysql, tuple(many.columns), rows)
         return f"{insert} RETURNING id, {', '.join(many.key)}" if self.is_mariadb else insert
+
+    def all_together(self, together: Together, rows: int) -> str:
+        """A statement for many sets of parameters; an insert answers like the above."""
+        text = self._with_rows(together.text, together.columns, rows)
+        return f"{text} RETURNING id, {', '.join(together.key)}" if together.key and self.is_mariadb else text
+
+    def _with_rows(self, text: str, columns: tuple[str, ...], rows: int) -> str:
+        return self.expand(text.replace("{rows}", "#rows#")).replace("#rows#", table_of(columns, rows))
+
+    @staticmethod
+    def ids_of_inserted(together: Together, rows: int) -> str:
+        """Directly after such an insert, where it does not say so itself: the number and the id of each row."""
+        found = " AND ".join(f"t.{name} = r.{name}" for name in together.key)
+        return f"SELECT r.number, t.id FROM {table_of(together.key, rows)} STRAIGHT_JOIN {together.table} t ON {found}"
 
     @staticmethod
     def search_for_inserted(many: Many, rows: int) -> str:

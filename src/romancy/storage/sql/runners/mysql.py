@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import asyncmy
+import msgspec
 from asyncmy import errors as my
 from asyncmy.constants import CLIENT
 
@@ -18,11 +19,12 @@ from ...errors import (
     SearchTimeoutError,
     StorageError,
     StorageUnavailableError,
+    TransientStorageError,
 )
 from ...urls import DatabaseURL
 from ..drivers.mysql import MySQLDriver
 from ..rows import Row
-from ..statement import ALL, COUNT, ID, ONE, Many, NativeQuery, Query, Rendered, Statement, Want, same_insert
+from ..statement import ALL, COUNT, ID, ONE, Many, NativeQuery, Query, Rendered, Statement, Together, Want, same_insert
 from .pool import Connection
 from .server import ServerRunner
 from .trouble import Trouble
@@ -80,6 +82,8 @@ class MySQLConnection(Connection):
         self._cursor = connection.cursor()
         self.can_join_parameters = False
         """Whether a table of parameters is joined through indexes: only if keys are compared byte for byte."""
+        self._begins = False
+        """Whether a transaction is to begin with the next message."""
 
     async def execute(self, query: Query[Any]) -> Any:
         text, rendered = self._spelled(query)
@@ -92,24 +96,109 @@ class MySQLConnection(Connection):
         return self._answer(query, rendered)
 
     async def execute_together(self, queries: Sequence[Query[Any]]) -> list[Any]:
-        equal: dict[Statement[Any], list[int]] = {}
-        for number, query in enumerate(queries):
-            if query.statement.many is not None and self.can_join_parameters:
-                equal.setdefault(query.statement, []).append(number)
         answers: dict[int, Any] = {}
-        for statement, numbers in equal.items():
-            together = [queries[number] for number in numbers]
-            if statement.many is not None and len(numbers) > _FEW and _fit_into_one_message(together):
-                try:
-                    ids = await self._insert_many(statement.many, together)
-                except my.IntegrityError as error:
-                    if error_code(error) != _DUPLICATE:
-                        raise
-                    continue  # one of them is there already, and none was inserted
-                answers.update(zip(numbers, ids, strict=True))
-        left = [number for number in range(len(queries)) if number not in answers]
-        answers.update(zip(left, await self._execute_in_one_message([queries[n] for n in left]), strict=True))
+        asked: list[_Asked] = []
+        for alike in self._alike(queries):
+            if alike[0][1].want is ID:
+                answers |= await self._insert_all(alike)
+            else:
+                asked.append(self._united(alike))
+        done = {*answers, *(number for one in asked for number, _ in one.queries)}
+        asked += [self._alone(number, query) for number, query in enumerate(queries) if number not in done]
+        await self._send(asked, answers)
         return [answers[number] for number in range(len(queries))]
+
+    def _alike(self, queries: Sequence[Query[Any]]) -> list[list[tuple[int, Query[Any]]]]:
+        """Queries, with their places, that one statement can do: enough of them, and not too large."""
+        groups: dict[tuple[Statement[Any], Want], list[tuple[int, Query[Any]]]] = {}
+        for number, query in enumerate(queries):
+            if self.can_join_parameters and (query.statement.many or query.statement.together):
+                groups.setdefault((query.statement, query.want), []).append((number, query))
+        return [
+            group
+            for group in groups.values()
+            if len(group) > _FEW and _fit_into_one_message([query for _, query in group])
+        ]
+
+    def _united(self, alike: list[tuple[int, Query[Any]]]) -> _Asked:
+        statement = alike[0][1].statement
+        assert statement.together is not None, "nothing but inserts has only a form for many"
+        return _Asked(self._for_all(statement.together, alike), alike, self._driver.rendered(statement))
+
+    def _for_all(self, together: Together, alike: list[tuple[int, Query[Any]]]) -> str:
+        columns = [(name, self._driver.encoder(name)) for name in together.columns]
+        rows = [query.params for _, query in alike]
+        values = [encode(row[name]) if encode else row[name] for row in rows for name, encode in columns]
+        text: str = self._cursor.mogrify(self._driver.all_together(together, len(rows)), values)
+        return text
+
+    def _alone(self, number: int, query: Query[Any]) -> _Asked:
+        text, rendered = self._spelled(query)
+        return _Asked(text, [(number, query)], rendered)
+
+    async def _insert_all(self, alike: list[tuple[int, Query[Any]]]) -> dict[int, Any]:
+        """Insert many rows, all or none; their ids by place, or nothing if one of them is there already."""
+        statement = alike[0][1].statement
+        try:
+            if statement.many is not None:
+                ids = await self._insert_many(statement.many, [query for _, query in alike])
+                return {number: row_id for (number, _), row_id in zip(alike, ids, strict=True)}
+            assert statement.together is not None, "it is one or the other"
+            return await self._insert_together(statement.together, alike)
+        except my.IntegrityError as error:
+            if error_code(error) != _DUPLICATE:
+                raise
+            return {}
+
+    async def _insert_together(self, together: Together, alike: list[tuple[int, Query[Any]]]) -> dict[int, Any]:
+        insert = self._for_all(together, alike)
+        keys = [tuple(query.params[name] for name in together.key) for _, query in alike]
+        if self._driver.is_mariadb:
+            await self._ask(insert)
+            inserted = {tuple(key): row_id for row_id, *key in self.raw._result.rows}
+        else:
+            search = self._driver.ids_of_inserted(together, len(keys))
+            values = [value for key in keys for value in key]
+            await self._ask(f"{insert};{self._cursor.mogrify(search, values)}")
+            await self._read(self.raw.next_result())
+            inserted = {keys[number]: row_id for number, row_id in self.raw._result.rows}
+        return {number: inserted[key] for (number, _), key in zip(alike, keys, strict=True)}
+
+    async def _send(self, asked: list[_Asked], answers: dict[int, Any]) -> None:
+        """Send statements, as many in one message as go well into it; the answers are noted by place."""
+        while asked:
+            message = _first_message([one.text for one in asked])
+            done = 0
+            try:
+                for done, one in enumerate(asked[: len(message)]):
+                    await (self._read(self.raw.next_result()) if done else self._ask(";".join(message)))
+                    answers |= self._answers(one)
+                done = len(message)
+            except my.IntegrityError as error:
+                # What follows it in the message has not been run.
+                (number, query), *others = asked[done].queries
+                if others or not self._is_nothing(error, asked[done].rendered):
+                    raise
+                answers[number] = 0 if query.want is COUNT else None
+                done += 1
+            asked = asked[done:]
+
+    def _answers(self, asked: _Asked) -> dict[int, Any]:
+        """What was asked for of the result that was read last, by place."""
+        (number, query), *others = asked.queries
+        if not others:
+            return {number: self._answer(query, asked.rendered)}
+        result = self.raw._result
+        if query.want is COUNT:
+            if result.affected_rows != len(asked.queries):
+                raise TransientStorageError(f"not everybody's row was found: {query.statement}")
+            return dict.fromkeys((number for number, _ in asked.queries), 1)
+        found: list[list[Any]] = [[] for _ in asked.queries]
+        places = [row[0] for row in result.rows]
+        rows = [row[1:] for row in result.rows]
+        for place, row in zip(places, asked.rendered.decode(rows) if asked.rendered.decode else rows, strict=True):
+            found[place].append(row)
+        return {number: _wanted(query.want, rows) for (number, query), rows in zip(asked.queries, found, strict=True)}
 
     def can_insert_at_once(self, queries: Sequence[Query[Any]]) -> bool:
         return self.can_join_parameters and same_insert(queries) is not None and _fit_into_one_message(queries)
@@ -126,13 +215,13 @@ class MySQLConnection(Connection):
         values = [encode(row[name]) if encode else row[name] for row in rows for name, encode in columns]
         insert = self._cursor.mogrify(self._driver.for_many(many, len(rows)), values)
         if self._driver.is_mariadb:
-            await self._read(self.raw.query(insert))
+            await self._ask(insert)
             ids = {(first, second): row_id for row_id, first, second in self.raw._result.rows}
             first, second = many.key
             return [ids.get((row[first], row[second])) for row in rows]
         search = self._driver.search_for_inserted(many, len(rows))
         keys = [row[name] for row in rows for name in (*many.key, many.inserted_by[1])]
-        await self._read(self.raw.query(f"{insert};{self._cursor.mogrify(search, keys)}"))
+        await self._ask(f"{insert};{self._cursor.mogrify(search, keys)}")
         inserted = self.raw._result.affected_rows
         try:
             await self._read(self.raw.next_result())
@@ -140,24 +229,6 @@ class MySQLConnection(Connection):
             # The rows may be committed by now: only an answer that got lost is handled like that.
             raise my.InternalError(f"what was inserted cannot be found: {error}") from error
         return [row_id for (row_id,) in self.raw._result.rows] if inserted else [None] * len(rows)
-
-    async def _execute_in_one_message(self, queries: Sequence[Query[Any]]) -> list[Any]:
-        spelled = [self._spelled(query) for query in queries]
-        answers: list[Any] = []
-        while len(answers) < len(queries):
-            begun = len(answers)
-            message = _first_message([text for text, _ in spelled[begun:]])
-            try:
-                for number in range(begun, begun + len(message)):
-                    reading = self.raw.query(";".join(message)) if number == begun else self.raw.next_result()
-                    await self._read(reading)
-                    answers.append(self._answer(queries[number], spelled[number][1]))
-            except my.IntegrityError as error:
-                # What follows it in the message has not been run.
-                if not self._is_nothing(error, spelled[len(answers)][1]):
-                    raise
-                answers.append(0 if queries[len(answers)].want is COUNT else None)
-        return answers
 
     def _spelled(self, query: Query[Any]) -> tuple[str, Rendered]:
         rendered, args = query.resolve(self._driver)
@@ -167,6 +238,15 @@ class MySQLConnection(Connection):
         except (TypeError, ValueError) as error:
             raise DatabaseError(f"the arguments do not fit the statement: {error}") from error
         return text, rendered
+
+    async def _ask(self, message: str) -> None:
+        """Send a message and read its first answer; a flush begins with its first message."""
+        if self._begins:
+            self._begins = False
+            await self._read(self.raw.query(f"BEGIN;{message}"))
+            await self._read(self.raw.next_result())
+        else:
+            await self._read(self.raw.query(message))
 
     async def _read(self, reading: Awaitable[Any]) -> None:
         try:
@@ -194,17 +274,25 @@ class MySQLConnection(Connection):
             rows = rendered.decode(rows)
         elif isinstance(query, NativeQuery):
             rows = Row.many(rows, result.description or ())
-        if want is ALL:
-            return rows
-        if not rows:
-            return None
-        return rows[0] if want is ONE else rows[0][0]
+        return _wanted(want, rows)
 
     async def control(self, statement: str) -> None:
         await self.raw.query(statement)
 
+    async def begin_impatiently(self) -> None:
+        self._begins = True
+
     async def commit(self) -> None:
-        await self.raw.query("COMMIT")
+        if not self._never_began():
+            await self.raw.query("COMMIT")
+
+    async def rollback(self) -> None:
+        if not self._never_began():
+            await self.raw.query("ROLLBACK")
+
+    def _never_began(self) -> bool:
+        began, self._begins = not self._begins, False
+        return not began
 
     @property
     def in_transaction(self) -> bool:
@@ -221,6 +309,22 @@ class MySQLConnection(Connection):
 
     async def close(self) -> None:
         await self.raw.ensure_closed()
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """What goes to the server as one statement, and whose queries it answers, with their places."""
+
+    text: str
+    queries: list[tuple[int, Query[Any]]]
+    rendered: Rendered
+
+
+def _wanted(want: Want, rows: Sequence[Any]) -> Any:
+    if want is ALL:
+        return rows
+    if not rows:
+        return None
+    return rows[0] if want is ONE else rows[0][0]
 
 
 def _fit_into_one_message(queries: Sequence[Query[Any]]) -> bool:
