@@ -103,13 +103,15 @@ class History(Manager):
             return self._append(event, strict)
         return self._append_with_lock(event, lock, strict)
 
+    # Not coroutines of their own: the one they start is enough, and every step of every workflow comes this way.
+
     @operation(autocommit=True, touches=touches.of_append)
-    async def _append(self, event: HistoryEvent, strict: bool) -> Appended:
-        return await self._append_one(event, None, strict)
+    def _append(self, event: HistoryEvent, strict: bool) -> Coroutine[Any, Any, Appended]:
+        return self._append_one(event, None, strict)
 
     @operation(autocommit=True, idempotent=True, touches=touches.of_append)
-    async def _append_with_lock(self, event: HistoryEvent, lock: Lock, strict: bool) -> Appended:
-        return await self._append_one(event, lock, strict)
+    def _append_with_lock(self, event: HistoryEvent, lock: Lock, strict: bool) -> Coroutine[Any, Any, Appended]:
+        return self._append_one(event, lock, strict)
 
     async def append_history_many(
         self, events: Sequence[HistoryEvent], *, lock: Lock | None = None
@@ -132,17 +134,6 @@ class History(Manager):
         return results
 
     async def _append_one(self, event: HistoryEvent, lock: Lock | None, strict: bool) -> Appended:
-        recorded = await self._insert(event, lock)
-        if isinstance(recorded, int):
-            return Appended(recorded, already_recorded=False)
-        if lock is None or strict or recorded.id is None or not same_record(recorded, event):
-            raise HistoryConflictError(recorded)
-        if await self._recorded_under.value(history_id=recorded.id) != lock.token:
-            raise HistoryConflictError(recorded)
-        return Appended(recorded.id, already_recorded=True)
-
-    async def _insert(self, event: HistoryEvent, lock: Lock | None) -> int | HistoryEvent:
-        """Record a step: its id, or what stands in its place already."""
         row = self._checked_event(event)
         if lock is not None:
             check_lock(event.instance_id, lock)
@@ -152,12 +143,22 @@ class History(Manager):
         for _ in range(_ATTEMPTS):
             recorded_id = await append.insert(row)
             if recorded_id is not None:
-                return recorded_id
+                return Appended(recorded_id, already_recorded=False)
             recorded = await self._why_not_appended(event, lock)
             if recorded is not None:
-                return recorded
+                return await self._appended_before(recorded, event, lock, strict)
             # What was in the way has been archived or rolled back since: the place is free.
         raise TransientStorageError(f"others keep recording and removing step {event.activity_id!r}; try again")
+
+    async def _appended_before(
+        self, recorded: HistoryEvent, event: HistoryEvent, lock: Lock | None, strict: bool
+    ) -> Appended:
+        """Accept a step that is recorded already, if the same acquisition has recorded the same."""
+        if lock is None or strict or recorded.id is None or not same_record(recorded, event):
+            raise HistoryConflictError(recorded)
+        if await self._recorded_under.value(history_id=recorded.id) != lock.token:
+            raise HistoryConflictError(recorded)
+        return Appended(recorded.id, already_recorded=True)
 
     async def _why_not_appended(self, event: HistoryEvent, lock: Lock | None) -> HistoryEvent | None:
         """Nothing was written: complain of a missing instance or lock, or say what stands in the place by now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from datetime import datetime
@@ -134,11 +135,16 @@ class PostgresDriver(Driver):
 
     def for_many(self, many: Many) -> str:
         """An insert of many rows, that answers with the id and the key of each it has inserted."""
-        arrays = ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(many.columns.values(), start=1))
-        rows = f"unnest({arrays}) WITH ORDINALITY r({', '.join(many.columns)}, number)"
-        return self.expand(many.postgres.replace("{rows}", rows)) + f" RETURNING id, {', '.join(many.key)}"
+        found = self._expanded.get(many.postgres)
+        if found is None:
+            arrays = ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(many.columns.values(), start=1))
+            rows = f"unnest({arrays}) WITH ORDINALITY r({', '.join(many.columns)}, number)"
+            text = many.postgres.replace("{rows}", rows) + f" RETURNING id, {', '.join(many.key)}"
+            found = self._expanded[many.postgres] = self.expand(text)
+        return found
 
     @staticmethod
+    @functools.lru_cache(maxsize=512)
     def numbered(rendered: Rendered, *, counted: bool) -> str:
         """The statement with a number behind its parameters that comes back in front of each row it answers with."""
         number = f"${len(rendered.binders) + 1}::int"

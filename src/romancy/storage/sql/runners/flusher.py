@@ -12,6 +12,7 @@ anything worse, a row that somebody else holds included, rolls the flush back, a
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import Context
@@ -124,6 +125,19 @@ class Batch(Crowd):
         return [jobs for _, jobs in turns]
 
 
+class Flight:
+    """A batch under way."""
+
+    __slots__ = ("batch", "connection", "gives_up_at", "gives_way_at", "has_lane")
+
+    def __init__(self, batch: Batch, now: float) -> None:
+        self.batch = batch
+        self.has_lane = True
+        self.gives_way_at = now + _LANE_PATIENCE_SEC
+        self.connection: Connection | None = None
+        self.gives_up_at = math.inf
+
+
 class Flusher:
     """Puts operations that wait at the same time into common transactions."""
 
@@ -137,9 +151,10 @@ class Flusher:
     def _forget(self) -> None:
         self._queue: list[SharedJob] = []
         self._busy: list[Crowd] = []
-        self._flights = 0
+        self._flights: list[Flight] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._called = False
+        self._watched = False
 
     def put(self, call: Call[Any]) -> SharedJob:
         """Queue an operation; it goes with whatever else is queued when the event loop comes round."""
@@ -163,28 +178,51 @@ class Flusher:
         try:
             yield
         finally:
-            self._leave(alone)
+            self._busy.remove(alone)
             self._dispatch()
-
-    def _leave(self, crowd: Crowd) -> None:
-        if crowd in self._busy:  # else it was of an event loop that has ended
-            self._busy.remove(crowd)
 
     def _dispatch(self) -> None:
         """Start flushes of what is queued, as long as there are lanes."""
         self._called = False
-        while self._queue and self._flights < self.lanes:
-            batch = self._next_batch()
+        while self._queue:
+            free_lanes = self.lanes - sum(flight.has_lane for flight in self._flights)
+            batch = self._next_batch(free_lanes) if free_lanes > 0 else None
             if batch is None:
-                return  # what they touch is being touched: whoever does so comes here afterwards
-            # In a context of its own: not in the trace of whoever happened to be first.
-            task = asyncio.create_task(self._fly(batch, _Lane(self)), context=Context())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+                return  # all lanes are taken, or what they touch: whoever does so comes here afterwards
+            self._busy.append(batch)
+            self._start(batch)
 
-    def _next_batch(self) -> Batch | None:
+    def _start(self, batch: Batch) -> None:
+        loop = asyncio.get_running_loop()
+        flight = Flight(batch, loop.time())
+        self._flights.append(flight)
+        # In a context of its own: not in the trace of whoever happened to be first.
+        task = loop.create_task(self._fly(flight), context=Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self._keep_watch(loop)
+
+    def _keep_watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look after flushes now and then: a timer for each of them would cost more than many a statement."""
+        if self._flights and not self._watched:
+            self._watched = True
+            loop.call_later(_LANE_PATIENCE_SEC, self._look_after_flights, loop)
+
+    def _look_after_flights(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take the lane of who waits for somebody, and the connection of who waits for an answer that does not come."""
+        self._watched = False
+        now = loop.time()
+        for flight in self._flights:
+            if flight.gives_way_at <= now:
+                flight.has_lane = False
+            if flight.gives_up_at <= now and flight.connection is not None:
+                flight.connection.abort()
+        self._keep_watch(loop)
+        self._dispatch()
+
+    def _next_batch(self, free_lanes: int) -> Batch | None:
         """A fair share for each lane that is free, of what nobody is touching."""
-        share = -(-len(self._queue) // (self.lanes - self._flights))
+        share = -(-len(self._queue) // free_lanes)
         limit = min(max(share, _SMALLEST_SHARE), _LARGEST_FLUSH)
         batch = Batch(self._queue[:limit])
         if any(busy.is_in_the_way_of(batch) for busy in self._busy):
@@ -193,10 +231,7 @@ class Flusher:
             self._queue = [job for job in self._queue if job not in going]
         else:
             self._queue = self._queue[limit:]
-        if not batch.jobs:
-            return None
-        self._busy.append(batch)
-        return batch
+        return batch if batch.jobs else None
 
     def _free(self, limit: int) -> list[SharedJob]:
         """The first of the queued whom nobody keeps waiting."""
@@ -213,21 +248,21 @@ class Flusher:
                 free.append(job)
         return free
 
-    async def _fly(self, batch: Batch, lane: _Lane) -> None:
+    async def _fly(self, flight: Flight) -> None:
         """Run a batch and answer its callers."""
-        jobs = batch.jobs
+        jobs = flight.batch.jobs
         try:
-            await (self._run_one(jobs[0]) if len(jobs) == 1 else self._flush(batch))
+            await (self._run_one(jobs[0]) if len(jobs) == 1 else self._flush(flight))
         except BaseException as error:
             for job in jobs:
                 job.fail(Apart() if isinstance(error, Apart) else error)
             if not isinstance(error, Exception):
                 raise
         finally:
-            self._leave(batch)
+            self._flights.remove(flight)
+            self._busy.remove(flight.batch)
             for job in jobs:
                 job.answer()
-            lane.leave()
             self._runner.announce([hint for job in jobs for hint in job.hints])
             self._dispatch()
 
@@ -235,22 +270,21 @@ class Flusher:
         """Without company, without the cost of company."""
         job.result = await self._runner.attempt(job.call)
 
-    async def _flush(self, batch: Batch) -> None:
+    async def _flush(self, flight: Flight) -> None:
         """Run a batch in one transaction."""
         try:
             connection = await self._runner.taken(self._pool.take())
         except Failure as failure:
             raise Apart from failure
-        # One alarm for all its statements: one for each would cost more than many of them.
-        alarm = asyncio.get_running_loop().call_later(self._runner.statement_timeout_sec, connection.abort)
+        flight.connection = connection
+        flight.gives_up_at = asyncio.get_running_loop().time() + self._runner.statement_timeout_sec
         try:
-            await self._commit_together(connection, batch)
+            await self._commit_together(connection, flight.batch)
         except BaseException as error:
             if not isinstance(error, Exception):
                 connection.abort()  # the event loop ends
             raise
         finally:
-            alarm.cancel()
             self._pool.give_back(connection)
 
     async def _commit_together(self, connection: Connection, batch: Batch) -> None:
@@ -358,23 +392,3 @@ def without_repetitions(queries: list[Query[Any]]) -> tuple[list[Query[Any]], li
             different.append(query)
         places.append(place)
     return different, places
-
-
-class _Lane:
-    """A flush's right of way, for a while."""
-
-    def __init__(self, flusher: Flusher) -> None:
-        self._flusher = flusher
-        self._alarm = asyncio.get_running_loop().call_later(_LANE_PATIENCE_SEC, self._give_way)
-        flusher._flights += 1
-        self._held = True
-
-    def leave(self) -> None:
-        if self._held:
-            self._held = False
-            self._alarm.cancel()
-            self._flusher._flights -= 1
-
-    def _give_way(self) -> None:
-        self.leave()
-        self._flusher._dispatch()
