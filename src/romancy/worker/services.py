@@ -361,10 +361,8 @@ class Courier(Service):
                 if await self._deliver(regular):
                     served[regular.instance_id] = regular
 
-        async with asyncio.TaskGroup() as group:
-            search = group.create_task(self._storage.get_channel_subscribers_waiting(channel, limit=_BATCH))
-            await for_each(self._regulars.pop(channel, ()), serve)
-        found = search.result()
+        await for_each(self._regulars.pop(channel, ()), serve)  # not beside the search, which would take their time
+        found = await self._storage.get_channel_subscribers_waiting(channel, limit=_BATCH)
         # Who was served and waits again has looked for itself: it would have taken what was there.
         others = [subscription for subscription in found if subscription.instance_id not in served]
         await for_each(others, self._deliver)

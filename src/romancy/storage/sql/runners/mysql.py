@@ -23,9 +23,10 @@ from ...errors import (
 )
 from ...urls import DatabaseURL
 from ..drivers.mysql import MySQLDriver
+from ..operation import Call
 from ..rows import Row
 from ..statement import ALL, COUNT, ID, ONE, Many, NativeQuery, Query, Rendered, Statement, Together, Want, same_insert
-from .pool import Connection
+from .pool import Connection, Pool
 from .server import ServerRunner
 from .trouble import Trouble
 
@@ -82,13 +83,15 @@ class MySQLConnection(Connection):
         self._cursor = connection.cursor()
         self.can_join_parameters = False
         """Whether a table of parameters is joined through indexes: only if keys are compared byte for byte."""
+        self.sends_several = False
+        """Whether a message may be of several statements: never where the user's SQL runs."""
         self._begins = False
         """Whether a transaction is to begin with the next message."""
 
     async def execute(self, query: Query[Any]) -> Any:
         text, rendered = self._spelled(query)
         try:
-            await self._read(self.raw.query(text))
+            await self._ask(text)
         except my.IntegrityError as error:
             if not self._is_nothing(error, rendered):
                 raise
@@ -240,7 +243,7 @@ class MySQLConnection(Connection):
         return text, rendered
 
     async def _ask(self, message: str) -> None:
-        """Send a message and read its first answer; a flush begins with its first message."""
+        """Send a message and read its first answer; a transaction may begin with its first message."""
         if self._begins:
             self._begins = False
             await self._read(self.raw.query(f"BEGIN;{message}"))
@@ -279,8 +282,11 @@ class MySQLConnection(Connection):
     async def control(self, statement: str) -> None:
         await self.raw.query(statement)
 
-    async def begin_impatiently(self) -> None:
-        self._begins = True
+    async def begin(self) -> None:
+        if self.sends_several:
+            self._begins = True
+        else:
+            await self.raw.query("BEGIN")
 
     async def commit(self) -> None:
         if not self._never_began():
@@ -421,11 +427,19 @@ class MySQLRunner(ServerRunner):
     async def _connect_for_flushes(self) -> MySQLConnection:
         # Several statements in one message are not for connections on which the user's SQL runs.
         connection = await self._reached(self.connect_raw(CLIENT.MULTI_STATEMENTS))
+        connection.sends_several = True
         await connection.control("SET SESSION innodb_lock_wait_timeout = 1")
         collation = await connection.execute(NativeQuery(_KEY_COLLATION, (), Want.VALUE))
         connection.can_join_parameters = str(collation).endswith("_bin")
         connection.raw._read_timeout = None  # a flush has a deadline itself, and asyncmy makes a task for each read
         return connection
+
+    def _pool_for(self, call: Call[Any]) -> Pool:
+        # Where nobody flushes, a transaction can begin there with its first statement, without a message for BEGIN. Who
+        # would have to wait for a row finds out soon, and comes again to where that takes its time.
+        traits = call.traits
+        other = traits.reads or traits.autocommit or traits.urgent or traits.own_sql
+        return self._flush_pool if self._flush_pool.rests and not other else self.pool
 
     async def _reached(self, connecting: Awaitable[Any]) -> MySQLConnection:
         try:

@@ -104,6 +104,11 @@ class Pool:
         self._urgent_line: deque[asyncio.Future[None]] = deque()
         self._transactions = asyncio.Semaphore(self._for_transactions)
 
+    @property
+    def rests(self) -> bool:
+        """Whether nobody has taken a connection."""
+        return not self._busy
+
     @asynccontextmanager
     async def connection(self, *, urgent: bool = False) -> AsyncIterator[Connection]:
         """A connection for the length of the block."""

@@ -59,7 +59,7 @@ class ServerRunner(BaseRunner):
         """Open a connection; the driver's own error when that fails."""
 
     async def _connect_for_flushes(self) -> Connection:
-        """Open a connection on which only our own statements run, in flushes that have a deadline themselves."""
+        """Open a connection on which only our own statements run, while somebody else watches the time."""
         return await self._connect()
 
     @abstractmethod
@@ -118,8 +118,14 @@ class ServerRunner(BaseRunner):
         return await settled(self._repeated(call, failed), undo)
 
     async def _repeated(self, call: Call[T], failed: Failure | None = None) -> T:
-        traits = call.traits
-        return await self._retried(lambda: self.attempt(call), call.name, idempotent=traits.idempotent, failed=failed)
+        again = failed is not None
+
+        async def attempt() -> T:
+            nonlocal again
+            before, again = again, True
+            return await self.attempt(call, again=before)
+
+        return await self._retried(attempt, call.name, idempotent=call.traits.idempotent, failed=failed)
 
     async def _retried(
         self,
@@ -153,10 +159,18 @@ class ServerRunner(BaseRunner):
             failed = None
         raise AssertionError("unreachable")
 
-    async def attempt(self, call: Call[T]) -> T:
+    def _pool_for(self, call: Call[Any]) -> Pool:
+        """Where the first attempt at an operation finds a connection."""
+        return self.pool
+
+    async def attempt(self, call: Call[T], *, again: bool = False) -> T:
         """Run an operation once, on a connection of its own."""
         hints: list[Hint] = []
-        connection = await self.taken(self.pool.take(urgent=call.traits.urgent))
+        pool = self.pool if again else self._pool_for(call)
+        connection = await self.taken(pool.take(urgent=call.traits.urgent))
+        alarm = None
+        if pool is self._flush_pool:  # whose connections have no deadlines of their own
+            alarm = asyncio.get_running_loop().call_later(self.statement_timeout_sec, connection.abort)
         try:
             if call.traits.reads:
                 result = await self._drive(connection, call, hints)
@@ -169,7 +183,9 @@ class ServerRunner(BaseRunner):
                 connection.abort()  # callers are shielded from cancellation: it is the event loop that ends
             raise
         finally:
-            self.pool.give_back(connection)
+            if alarm is not None:
+                alarm.cancel()
+            pool.give_back(connection)
         self.announce(hints)
         return result
 
