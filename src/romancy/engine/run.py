@@ -370,6 +370,8 @@ class Run:
 
     async def _perform(self, step: Step) -> None:
         """Perform an activity, and whatever single activity the body wants next: most bodies want one at a time."""
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine runs in a task"
         following: Step | None = step
         try:
             while following is not None:
@@ -377,7 +379,7 @@ class Run:
                 assert step.perform is not None, "an activity can be performed"
                 await step.perform()
                 self._doing.pop(step.id, None)
-                following = self._follow()
+                following = self._follow(task)
         except asyncio.CancelledError:
             if self._performing and step.id in self._pending:  # not by us, and nobody would ever do the step
                 self._failure = self._failure or RomancyError(f"step {step.id!r} was cancelled by what it called")
@@ -388,11 +390,10 @@ class Run:
             self._doing.pop(step.id, None)
             self._progress.set()
 
-    def _follow(self) -> Step | None:
+    def _follow(self, task: asyncio.Task[None]) -> Step | None:
         """Take on the next activity in the running task; None if there is more to look at than that."""
-        task = asyncio.current_task()
         disturbed = self._beside or self.stopped is not None or self._failure is not None or not self._performing
-        if disturbed or len(self._new) != 1 or task is None or task.cancelling():
+        if disturbed or len(self._new) != 1 or task.cancelling():
             return None
         (step,) = self._new.values()
         if step.kind is not ACTIVITY:
