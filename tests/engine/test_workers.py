@@ -9,7 +9,7 @@ import threading
 import msgspec
 import pytest
 
-from romancy import App, DuplicateNameError, Settings, activity, workflow
+from romancy import App, DuplicateNameError, Settings, activity, sleep, workflow
 from romancy.storage import SQLStorage, WorkflowInstance, WorkflowStatus
 from romancy.worker.services import for_each
 from tests.acceptance.failing_over import fulfil
@@ -130,6 +130,24 @@ async def test_a_slow_workflow_does_not_delay_others(make_app: MakeApp) -> None:
     await app.start(occupied, 30.0)
     async with asyncio.timeout(5):
         assert await (await app.start(quick)).result() == "quick"
+
+
+@workflow
+async def napper() -> str:
+    await sleep(1)
+    return "awake"
+
+
+async def test_a_worker_that_has_no_room_fires_timers_for_others(make_app: MakeApp) -> None:
+    app = await make_app(occupied, napper, settings=msgspec.structs.replace(QUICK, concurrency=1))
+    nap = await app.start(napper)
+
+    async def has_become(status: WorkflowStatus) -> bool:
+        return await nap.status() is status
+
+    await until(lambda: has_become(WorkflowStatus.WAITING_FOR_TIMER))
+    await app.start(occupied, 30.0)
+    await until(lambda: has_become(WorkflowStatus.RUNNING))
 
 
 async def test_a_poisoned_instance_backs_off_visibly_and_never_fails(storage: SQLStorage, make_app: MakeApp) -> None:
