@@ -14,6 +14,7 @@ from romancy.storage import (
     HistoryConflictError,
     InstanceExistsError,
     InstanceWait,
+    InvalidKeyError,
     Lock,
     LockLostError,
     OutboxEvent,
@@ -344,3 +345,102 @@ async def test_who_comes_alone_may_wait_long_for_a_row(harness: Harness, storage
         assert not completing.done()
     await completing
     assert await status_of(storage, lock.instance_id) is WorkflowStatus.COMPLETED
+
+
+async def test_of_many_who_claim_each_gets_instances_of_its_own(harness: Harness, storage: SQLStorage) -> None:
+    for number in range(MANY):
+        await harness.instance(storage, instance_id=f"order-{number:02}")
+
+    answers = await together(
+        *(storage.claim_resumable_workflows(f"worker-{number}", 60 + number, 1 + number % 3) for number in range(MANY))
+    )
+
+    locks = [lock for claims in answers for _, lock in claims]
+    assert sorted(lock.instance_id for lock in locks) == [f"order-{number:02}" for number in range(MANY)]
+    for lock in locks:
+        stored = await storage.get_instance(lock.instance_id)
+        assert stored is not None
+        assert (stored.locked_by, stored.lock_token, stored.lock_expires_at) == (lock.worker_id, 1, lock.expires_at)
+    for number, claims in enumerate(answers):
+        assert {lock.worker_id for _, lock in claims} <= {f"worker-{number}"}
+        assert len(claims) <= 1 + number % 3
+    assert await together(*(storage.append_history(step(lock.instance_id), lock=lock) for lock in locks))
+
+
+async def test_claims_for_different_workflows_keep_to_their_own(harness: Harness, storage: SQLStorage) -> None:
+    names = ["fulfil", "refund"]
+    for number in range(MANY):
+        await harness.instance(storage, instance_id=f"order-{number}", workflow_name=names[number % 2])
+
+    answers = await together(
+        *(
+            storage.claim_resumable_workflows("worker", 60, 1, workflow_names=[names[number % 2]])
+            for number in range(MANY)
+        )
+    )
+
+    claimed = [[instance.workflow_name for instance, _ in claims] for claims in answers]
+    assert claimed == [[names[number % 2]] for number in range(MANY)]
+
+
+async def test_of_many_who_lease_each_gets_events_of_its_own(harness: Harness, storage: SQLStorage) -> None:
+    for number in range(MANY):
+        await storage.add_outbox_event(OutboxEvent(f"event-{number:02}", "paid", "shop"))
+
+    answers = await together(
+        *(storage.get_pending_outbox_events(2, owner=f"relayer-{number}") for number in range(MANY))
+    )
+
+    leased = {event.event_id: f"relayer-{number}" for number, events in enumerate(answers) for event in events}
+    assert sum(len(events) for events in answers) == len(leased) == MANY
+    assert dict(await storage.conn().fetch_all("SELECT event_id, lease_owner FROM outbox_events")) == leased
+
+
+async def test_a_claim_that_is_wrong_fails_only_its_caller(harness: Harness, storage: SQLStorage) -> None:
+    for number in range(MANY):
+        await harness.instance(storage, instance_id=f"order-{number}")
+        await storage.add_outbox_event(OutboxEvent(f"event-{number}", "paid", "shop"))
+    workers = ["" if number == 7 else "worker" for number in range(MANY)]
+
+    claims = await together(*(storage.claim_resumable_workflows(worker, 60, 1) for worker in workers))
+    leases = await together(*(storage.get_pending_outbox_events(1, owner=worker) for worker in workers))
+
+    for answers in (claims, leases):
+        assert [number for number, answer in enumerate(answers) if isinstance(answer, InvalidKeyError)] == [7]
+        assert sum(len(answer) for answer in answers if isinstance(answer, list)) == MANY - 1
+
+
+async def test_a_claim_of_a_cancelled_caller_is_given_back_and_the_others_keep_theirs(
+    harness: Harness, storage: SQLStorage
+) -> None:
+    for number in range(MANY):
+        await harness.instance(storage, instance_id=f"order-{number}")
+    tasks = [
+        asyncio.ensure_future(storage.claim_resumable_workflows(f"worker-{number}", 60, 1)) for number in range(MANY)
+    ]
+    await asyncio.sleep(0)
+    tasks[5].cancel()
+
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert isinstance(answers[5], asyncio.CancelledError)
+    kept = {lock.instance_id for answer in answers if isinstance(answer, list) for _, lock in answer}
+    free = {instance.instance_id for instance in await storage.find_resumable_workflows()}
+    assert len(kept) == MANY - 1
+    assert free == {f"order-{number}" for number in range(MANY)} - kept
+
+
+async def test_many_who_claim_are_served_by_one_look(harness: Harness, storage: SQLStorage) -> None:
+    if harness.name == "sqlite":
+        return  # a look costs less there than what it takes to save it
+    for number in range(MANY):
+        await harness.instance(storage, instance_id=f"order-{number}")
+        await storage.add_outbox_event(OutboxEvent(f"event-{number}", "paid", "shop"))
+    asked: list[str] = []
+    storage.runner.probe = lambda point, name: asked.append(point)
+
+    await together(*(storage.claim_resumable_workflows("worker", 60, 1) for _ in range(MANY)))
+    await together(*(storage.get_pending_outbox_events(1) for _ in range(MANY)))
+
+    assert asked.count("before statement") == 5  # look, clock, locks; look, leases
+    assert asked.count("after commit") == 2

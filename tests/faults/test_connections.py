@@ -116,6 +116,36 @@ async def test_a_publish_is_never_repeated_when_its_outcome_is_unknown(line: Lin
 
 
 @pytest.mark.parametrize("cut", ["cut_when_sent", "cut_when_answered"])
+async def test_claims_of_several_that_are_cut_are_of_unknown_outcome_for_each(
+    harness: Harness, line: Line, cut: str
+) -> None:
+    for _ in range(4):
+        await harness.instance(line.direct)
+
+    setattr(line.proxy, cut, line.commit)
+    claiming = (line.storage.claim_resumable_workflows(f"worker-{number}", 60, 1) for number in range(3))
+    answers = await asyncio.gather(*claiming, return_exceptions=True)
+
+    assert [type(answer) for answer in answers] == [OutcomeUnknownError] * 3
+    assert len({id(answer) for answer in answers}) == 3
+    assert len(await line.direct.find_resumable_workflows()) == (1 if cut == "cut_when_answered" else 4)
+    await assert_nothing_is_held(line.storage)
+
+
+async def test_claims_of_several_that_are_cut_before_their_commit_are_run_again(harness: Harness, line: Line) -> None:
+    for _ in range(4):
+        await harness.instance(line.direct)
+
+    line.proxy.cut_when_sent = b"lock_token = lock_token + 1"
+    claiming = (line.storage.claim_resumable_workflows(f"worker-{number}", 60, 1) for number in range(3))
+    answers = await asyncio.gather(*claiming)
+
+    assert line.proxy.cuts == 1
+    assert len({lock.instance_id for claims in answers for _, lock in claims}) == 3
+    assert len(await line.direct.find_resumable_workflows()) == 1
+
+
+@pytest.mark.parametrize("cut", ["cut_when_sent", "cut_when_answered"])
 async def test_a_fenced_step_is_recorded_once_wherever_the_connection_is_cut(
     harness: Harness, line: Line, cut: str
 ) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Any
 
 import msgspec
 
@@ -11,6 +13,7 @@ from ..errors import LockLostError
 from ..models import RUNNABLE, Lock, StaleWorkflowInfo, WorkflowInstance, WorkflowStatus
 from . import touches
 from .checks import check_batch, check_key, not_negative, page_size, positive
+from .demands import Claim, dealt, limit_of_all
 from .fragments import longest_runnable
 from .instances import Instances
 from .manager import check_lock
@@ -112,8 +115,7 @@ class Locks(Instances):
         row=WorkflowInstance,
     )
 
-    @operation(undo="_give_back_claims")
-    async def claim_resumable_workflows(
+    def claim_resumable_workflows(
         self,
         worker_id: str,
         timeout_sec: float,
@@ -121,19 +123,31 @@ class Locks(Instances):
         *,
         workflow_names: Sequence[str] | None = None,
         owner_service: str | None = None,
-    ) -> list[tuple[WorkflowInstance, Lock]]:
-        check_key("worker_id", worker_id)
-        positive("timeout_sec", timeout_sec)
-        found = await self._claimable.all(limit=page_size(limit), **self._ours(workflow_names, owner_service))
+    ) -> Coroutine[Any, Any, list[tuple[WorkflowInstance, Lock]]]:
+        return self._claim_runnable(Claim(worker_id, timeout_sec, limit, workflow_names, owner_service))
+
+    @operation(undo="_give_back_claims", touches=touches.of_claim, as_one="_claim_for_all")
+    async def _claim_runnable(self, claim: Claim) -> list[tuple[WorkflowInstance, Lock]]:
+        (claims,) = await self._claim_for_all([claim])
+        return claims
+
+    async def _claim_for_all(self, demands: Sequence[Claim]) -> list[list[tuple[WorkflowInstance, Lock]]]:
+        """Claim for several who look for the same; what each of them gets."""
+        for demand in demands:
+            check_key("worker_id", demand.worker_id)
+            positive("timeout_sec", demand.timeout_sec)
+        ours = self._ours(demands[0].workflow_names, demands[0].owner_service)
+        found = await self._claimable.all(limit=limit_of_all(demands), **ours)
         if not found:
-            return []
+            return [[] for _ in demands]
         now = await self._now()
-        claims: list[tuple[WorkflowInstance, Lock]] = []
-        for instance in found:
-            expires_at = now + timedelta(seconds=instance.lock_timeout_seconds or timeout_sec)
-            lock = Lock(instance.instance_id, instance.lock_token + 1, worker_id, expires_at, instance.status)
-            claims.append((instance, lock))
-        for expires_at, instance_ids in by_expiry(lock for _, lock in claims).items():
+        claims = [
+            [(instance, _claimed(instance, demand, now)) for instance in hand]
+            for demand, hand in zip(demands, dealt(found, demands), strict=True)
+        ]
+        locks = sorted((lock for hand in claims for _, lock in hand), key=_holder)
+        for (worker_id, expires_at), held in groupby(locks, key=_holder):
+            instance_ids = [lock.instance_id for lock in held]
             await self._acquire.run(instance_ids=instance_ids, worker_id=worker_id, expires_at=expires_at)
         return claims
 
@@ -234,6 +248,17 @@ class Locks(Instances):
         if stale:
             await self._free.run(instance_ids=[info.instance_id for info in stale])
         return stale
+
+
+def _claimed(instance: WorkflowInstance, claim: Claim, now: datetime) -> Lock:
+    """The lock on an instance from `now` on; what is set on the instance beats the caller's timeout."""
+    expires_at = now + timedelta(seconds=instance.lock_timeout_seconds or claim.timeout_sec)
+    return Lock(instance.instance_id, instance.lock_token + 1, claim.worker_id, expires_at, instance.status)
+
+
+def _holder(lock: Lock) -> tuple[str, datetime]:
+    """What one statement can say of several locks."""
+    return lock.worker_id, lock.expires_at
 
 
 def by_expiry(locks: Iterable[Lock]) -> dict[datetime, list[str]]:

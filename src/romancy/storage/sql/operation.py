@@ -10,7 +10,7 @@ Rules: an operation never catches a statement's error, can be started again from
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Hashable, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
@@ -39,6 +39,8 @@ class Touches(msgspec.Struct, frozen=True):
     """Nobody else may touch these meanwhile."""
     shares: tuple[str, ...] = ()
     """Others may share these, but not change them meanwhile."""
+    alike: Hashable = None
+    """What it looks for, if it cannot tell beforehand what it will find: only those alike go together, as one."""
 
 
 class Traits(msgspec.Struct, frozen=True):
@@ -58,8 +60,10 @@ class Traits(msgspec.Struct, frozen=True):
     """It is the user's own statement: a key that is taken is its answer, not a rival to let through."""
     undo: str | None = None
     """The storage's method that gives back what a cancelled caller would have won."""
-    touches: Callable[..., Touches] | None = None
+    touches: Callable[..., Touches | None] | None = None
     """From its arguments; operations that say so may share statements and commits with others."""
+    as_one: str | None = None
+    """The storage's coroutine that does what several ask who are alike: from a list of demands, a list of answers."""
 
 
 class Call(Generic[T]):
@@ -85,13 +89,24 @@ class Call(Generic[T]):
     def name(self) -> str:
         return self.function.__name__
 
-    def touches(self) -> Touches:
-        """What it has to do with; only asked of operations that can tell."""
-        assert self.traits.touches is not None, "asked of an operation that runs alone"
-        return self.traits.touches(*self.args, **self.kwargs)
+    @property
+    def is_small(self) -> bool:
+        """Whether it writes a few rows that it can name."""
+        return self.traits.touches is not None and self.traits.as_one is None
+
+    def touches(self) -> Touches | None:
+        """What it has to do with; None if it runs by itself."""
+        return None if self.traits.touches is None else self.traits.touches(*self.args, **self.kwargs)
 
     def start(self) -> Coroutine[Any, Any, T]:
         return self.function(self.storage, *self.args, **self.kwargs)
+
+    @staticmethod
+    def as_one(calls: Sequence[Call[T]]) -> Call[list[T]]:
+        """Several that are alike, each with one argument, its demand, as one."""
+        first = calls[0]
+        function = getattr(type(first.storage), str(first.traits.as_one))
+        return Call(function, first.storage, ([demand for call in calls for demand in call.args],), {}, first.traits)
 
 
 class Runner(Protocol):
@@ -122,7 +137,8 @@ def operation(
     idempotent: bool = False,
     urgent: bool = False,
     undo: str | None = None,
-    touches: Callable[..., Touches] | None = None,
+    touches: Callable[..., Touches | None] | None = None,
+    as_one: str | None = None,
 ) -> Callable[[Operation[S, P, T]], Operation[S, P, T]]: ...
 def operation(function: Any = None, /, **traits: Any) -> Any:
     """Make a coroutine of queries a method that runs on the storage's runner."""

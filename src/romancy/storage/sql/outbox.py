@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Coroutine, Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -24,6 +25,7 @@ from .checks import (
     plain_text,
     positive,
 )
+from .demands import Lease, dealt, limit_of_all
 from .manager import Manager
 from .operation import Hint, operation
 from .statement import columns, merged, sql
@@ -144,17 +146,32 @@ class Outbox(Manager):
             "last_error": None if event.last_error is None else clipped(event.last_error),
         }
 
-    @operation(undo="_give_leases_back")
-    async def get_pending_outbox_events(
+    def get_pending_outbox_events(
         self, limit: int = 100, *, lease_sec: float = 60.0, owner: str | None = None
-    ) -> list[OutboxEvent]:
-        positive("lease_sec", lease_sec)
-        owner = self.relayer_id if owner is None else check_key("owner", owner)
-        due = await self._due.all(limit=page_size(limit))
-        if not due:
-            return []
-        await self._lease.run(event_ids=[event.event_id for event in due], owner=owner, lease_sec=float(lease_sec))
-        return [msgspec.structs.replace(event, status=OutboxStatus.PROCESSING) for event in due]
+    ) -> Coroutine[Any, Any, list[OutboxEvent]]:
+        return self._lease_due(Lease(self.relayer_id if owner is None else owner, lease_sec, limit))
+
+    @operation(undo="_give_leases_back", touches=touches.of_lease, as_one="_lease_for_all")
+    async def _lease_due(self, lease: Lease) -> list[OutboxEvent]:
+        (events,) = await self._lease_for_all([lease])
+        return events
+
+    async def _lease_for_all(self, demands: Sequence[Lease]) -> list[list[OutboxEvent]]:
+        """Lease to several who ask at the same time; what each of them gets."""
+        for demand in demands:
+            check_key("owner", demand.owner)
+            positive("lease_sec", demand.lease_sec)
+        due = await self._due.all(limit=limit_of_all(demands))
+        leased = [msgspec.structs.replace(event, status=OutboxStatus.PROCESSING) for event in due]
+        hands = dealt(leased, demands)
+        event_ids: dict[tuple[str, float], list[str]] = {}
+        for demand, events in zip(demands, hands, strict=True):
+            if events:
+                ids = event_ids.setdefault((demand.owner, float(demand.lease_sec)), [])
+                ids += [event.event_id for event in events]
+        for (owner, lease_sec), ids in event_ids.items():
+            await self._lease.run(event_ids=ids, owner=owner, lease_sec=lease_sec)
+        return hands
 
     async def _give_leases_back(self, events: list[OutboxEvent]) -> None:
         if events:

@@ -18,7 +18,12 @@ from ..models import (
     Wait,
     WorkflowInstance,
 )
+from .checks import findable
+from .demands import Claim, Lease
 from .operation import Touches
+
+_FEW = 10
+"""Who wants more goes by itself, so that no transaction becomes large."""
 
 
 def _instance(instance_id: str) -> str:
@@ -73,6 +78,22 @@ def of_outbox(event: OutboxEvent, *, lock: Lock | None = None, record: HistoryEv
 def of_mark(event_id: str, *_: object, **__: object) -> Touches:
     """An event of the outbox."""
     return Touches(changes=(f"event {event_id}",))
+
+
+def of_claim(claim: Claim) -> Touches | None:
+    """Whatever can run: found and locked by the database, which passes over what others have locked."""
+    names = None if claim.workflow_names is None else tuple(findable(claim.workflow_names))
+    return _search("claims", claim.limit, names, claim.owner_service)
+
+
+def of_lease(lease: Lease) -> Touches | None:
+    """Whatever is due in the outbox."""
+    return _search("leases", lease.limit)
+
+
+def _search(what: str, limit: int, *where: object) -> Touches | None:
+    """One look at a time: MariaDB may lock more than it finds, and who looks meanwhile would find too little."""
+    return Touches(changes=(what,), alike=(what, *where)) if 0 < limit <= _FEW else None
 
 
 def _of_step(lock: Lock | None, record: HistoryEvent | None) -> tuple[str, ...]:

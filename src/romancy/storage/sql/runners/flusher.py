@@ -3,7 +3,8 @@
 What piles up while flushes are under way goes into the next one. Its operations are driven in step: each is asked for
 its next query, equal statements go to the server in one message, everybody gets the answer, and so on; one commit ends
 them all. That is only right for operations that touch nothing in common (`Touches`), so those that do follow each other
-within the flush, and wait while others touch it.
+within the flush, and wait while others touch it. Those that look for whatever is free go with their like only, as one
+operation that finds enough for all.
 
 Nobody suffers from the company. An operation that is refused before it has written anything is answered so by itself;
 anything worse, a row that somebody else holds included, rolls the flush back, and each operation runs alone.
@@ -45,9 +46,9 @@ class SharedJob(Job):
 
     __slots__ = ("_coroutine", "asks", "touches", "wrote")
 
-    def __init__(self, call: Call[Any], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, call: Call[Any], touches: Touches, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(call, loop)
-        self.touches = call.touches()
+        self.touches = touches
 
     def begin(self) -> None:
         """Start it, from its arguments."""
@@ -93,10 +94,11 @@ class Crowd:
 class Batch(Crowd):
     """Operations that go together."""
 
-    __slots__ = ("_apart", "jobs")
+    __slots__ = ("_apart", "alike", "jobs")
 
     def __init__(self, jobs: list[SharedJob]) -> None:
         self.jobs = jobs
+        self.alike = bool(jobs) and jobs[0].touches.alike is not None
         changes = [name for job in jobs for name in job.touches.changes]
         self.changes = set(changes)
         self.shares = {name for job in jobs for name in job.touches.shares}
@@ -132,7 +134,7 @@ class Flight:
 
     def __init__(self, batch: Batch, now: float) -> None:
         self.batch = batch
-        self.has_lane = True
+        self.has_lane = not batch.alike
         self.gives_way_at = now + _LANE_PATIENCE_SEC
         self.connection: Connection | None = None
         self.gives_up_at = math.inf
@@ -156,14 +158,14 @@ class Flusher:
         self._called = False
         self._watched = False
 
-    def put(self, call: Call[Any]) -> SharedJob:
+    def put(self, call: Call[Any], touches: Touches) -> SharedJob:
         """Queue an operation; it goes with whatever else is queued when the event loop comes round."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             self._pool.settle_in()
             self._forget()  # what an event loop that has ended left behind is nobody's any more
             self._loop = loop
-        job = SharedJob(call, loop)
+        job = SharedJob(call, touches, loop)
         self._queue.append(job)
         if not self._called:
             self._called = True
@@ -185,8 +187,7 @@ class Flusher:
         """Start flushes of what is queued, as long as there are lanes."""
         self._called = False
         while self._queue:
-            free_lanes = self.lanes - sum(flight.has_lane for flight in self._flights)
-            batch = self._next_batch(free_lanes) if free_lanes > 0 else None
+            batch = self._next_batch(self.lanes - sum(flight.has_lane for flight in self._flights))
             if batch is None:
                 return  # all lanes are taken, or what they touch: whoever does so comes here afterwards
             self._busy.append(batch)
@@ -221,25 +222,29 @@ class Flusher:
         self._dispatch()
 
     def _next_batch(self, free_lanes: int) -> Batch | None:
-        """A fair share for each lane that is free, of what nobody is touching."""
-        share = -(-len(self._queue) // free_lanes)
-        limit = min(max(share, _SMALLEST_SHARE), _LARGEST_FLUSH)
-        batch = Batch(self._queue[:limit])
-        if any(busy.is_in_the_way_of(batch) for busy in self._busy):
-            batch = Batch(self._free(limit))
-            going = set(batch.jobs)
-            self._queue = [job for job in self._queue if job not in going]
-        else:
-            self._queue = self._queue[limit:]
-        return batch if batch.jobs else None
+        """A fair share for each lane that is free, of what nobody is touching; those who are alike need no lane."""
+        for alike in dict.fromkeys(job.touches.alike for job in self._queue):
+            if alike is None and free_lanes <= 0:
+                continue
+            waiting = [job for job in self._queue if job.touches.alike == alike]
+            share = -(-len(waiting) // free_lanes) if alike is None else len(waiting)
+            limit = min(max(share, _SMALLEST_SHARE), _LARGEST_FLUSH)
+            batch = Batch(waiting[:limit])
+            if any(busy.is_in_the_way_of(batch) for busy in self._busy):
+                batch = Batch(self._free(waiting, limit))
+            if batch.jobs:
+                going = set(batch.jobs)
+                self._queue = [job for job in self._queue if job not in going]
+                return batch
+        return None
 
-    def _free(self, limit: int) -> list[SharedJob]:
-        """The first of the queued whom nobody keeps waiting."""
+    def _free(self, waiting: list[SharedJob], limit: int) -> list[SharedJob]:
+        """The first of those who wait whom nobody keeps waiting."""
         free: list[SharedJob] = []
         others = Crowd()
         for busy in self._busy:
             others.add(busy)
-        for job in self._queue:
+        for job in waiting:
             if len(free) == limit:
                 break
             if others.is_in_the_way_of(job.touches):
@@ -252,7 +257,12 @@ class Flusher:
         """Run a batch and answer its callers."""
         jobs = flight.batch.jobs
         try:
-            await (self._run_one(jobs[0]) if len(jobs) == 1 else self._flush(flight))
+            if len(jobs) == 1:
+                await self._run_one(jobs[0])
+            elif flight.batch.alike:
+                await self._run_as_one(jobs)
+            else:
+                await self._flush(flight)
         except BaseException as error:
             for job in jobs:
                 job.fail(Apart() if isinstance(error, Apart) else error)
@@ -269,6 +279,19 @@ class Flusher:
     async def _run_one(self, job: SharedJob) -> None:
         """Without company, without the cost of company."""
         job.result = await self._runner.attempt(job.call)
+
+    async def _run_as_one(self, jobs: list[SharedJob]) -> None:
+        """Let one operation do what all of them ask."""
+        try:
+            results = await self._runner.attempt(Call.as_one([job.call for job in jobs]))
+        except Exception as error:
+            if not isinstance(error, Failure) or not error.unsafe:
+                raise Apart from error
+            for job in jobs:
+                job.fail(Failure(error.error, error.kind, unsafe=True))
+            return
+        for job, result in zip(jobs, results, strict=True):
+            job.result = result
 
     async def _flush(self, flight: Flight) -> None:
         """Run a batch in one transaction."""

@@ -90,9 +90,10 @@ class ServerRunner(BaseRunner):
     # An operation of its own.
 
     async def _run_outside(self, call: Call[T]) -> T:
-        if call.traits.touches is None:
+        touches = call.touches()
+        if touches is None:
             return await self._run_alone(call)
-        job = self.flusher.put(call)
+        job = self.flusher.put(call, touches)
         try:
             return await job.future  # type: ignore[no-any-return]
         except Apart:

@@ -155,7 +155,7 @@ class SQLiteRunner(BaseRunner):
     def _dispatch(self) -> None:
         """Commit a single small write here, if that is quick; the rest is the writer thread's."""
         arrived, self._arrived = self._arrived, []
-        small = len(arrived) == 1 and arrived[0].call.traits.touches is not None
+        small = len(arrived) == 1 and arrived[0].call.is_small
         quick = self._commit_sec < _QUICK_COMMIT_SEC and not self._log.due
         if small and quick and self._queue.empty() and self._commit_here(arrived[0]):
             self._answer_in_loop(arrived)

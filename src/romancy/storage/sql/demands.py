@@ -1,0 +1,42 @@
+"""What callers ask for who look for the same things: one look finds enough for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import TypeVar
+
+import msgspec
+
+from .checks import page_size
+
+T = TypeVar("T")
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """A worker's wish for instances to run."""
+
+    worker_id: str
+    timeout_sec: float
+    limit: int
+    workflow_names: Sequence[str] | None
+    owner_service: str | None
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """A relayer's wish for events to send."""
+
+    owner: str
+    lease_sec: float
+    limit: int
+
+
+def limit_of_all(demands: Sequence[Claim | Lease]) -> int:
+    """How many to look for."""
+    return page_size(sum(page_size(demand.limit) for demand in demands))
+
+
+def dealt(found: Iterable[T], demands: Sequence[Claim | Lease]) -> list[list[T]]:
+    """What each of them gets: the same as if they had come one after the other."""
+    left = iter(found)
+    return [list(islice(left, page_size(demand.limit))) for demand in demands]
