@@ -167,9 +167,10 @@ class Flusher:
             self._loop = loop
         job = SharedJob(call, touches, loop)
         self._queue.append(job)
-        if not self._called:
+        goes = touches.alike is not None or self._free_lanes() > 0  # else whoever leaves a lane comes for it
+        if goes and not self._called:
             self._called = True
-            loop.call_soon(self._dispatch)
+            self._keep(loop.create_task(self._depart(), context=Context()))
         return job
 
     @contextmanager
@@ -183,25 +184,38 @@ class Flusher:
             self._busy.remove(alone)
             self._dispatch()
 
+    async def _depart(self) -> None:
+        """The event loop has come round: fly with what is queued by now, in this task, which has just been started."""
+        self._called = False
+        flight = self._next_flight()
+        if flight is not None:
+            self._dispatch()
+            await self._fly(flight)
+
     def _dispatch(self) -> None:
         """Start flushes of what is queued, as long as there are lanes."""
-        self._called = False
-        while self._queue:
-            batch = self._next_batch(self.lanes - sum(flight.has_lane for flight in self._flights))
-            if batch is None:
-                return  # all lanes are taken, or what they touch: whoever does so comes here afterwards
-            self._busy.append(batch)
-            self._start(batch)
+        while (flight := self._next_flight()) is not None:
+            self._keep(asyncio.create_task(self._fly(flight), context=Context()))
 
-    def _start(self, batch: Batch) -> None:
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        """Until it is done; all of them have contexts of their own: not the trace of whoever happened to be first."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _free_lanes(self) -> int:
+        return self.lanes - sum(flight.has_lane for flight in self._flights)
+
+    def _next_flight(self) -> Flight | None:
+        """None if nobody waits, all lanes are taken, or what they touch: whoever does so comes here afterwards."""
+        batch = self._next_batch(self._free_lanes()) if self._queue else None
+        if batch is None:
+            return None
+        self._busy.append(batch)
         loop = asyncio.get_running_loop()
         flight = Flight(batch, loop.time())
         self._flights.append(flight)
-        # In a context of its own: not in the trace of whoever happened to be first.
-        task = loop.create_task(self._fly(flight), context=Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
         self._keep_watch(loop)
+        return flight
 
     def _keep_watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Look after flushes now and then: a timer for each of them would cost more than many a statement."""
