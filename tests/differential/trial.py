@@ -208,8 +208,10 @@ class Laboratory:
         options: dict[str, Any] = {"synchronous": "OFF"} if harness.name == "sqlite" else {"pool_size": 1}
         clients = {name: Client(await harness.open(framework=name, **options)) for name in (OURS, NEIGHBOUR)}
         for client in clients.values():
-            if isinstance(client.storage.runner, ServerRunner):
-                client.storage.runner.flusher.lanes = 1
+            runner = client.storage.runner
+            if isinstance(runner, ServerRunner):
+                runner.flusher.lanes = 1
+                runner._pool_for = lambda _, own=runner.pool: own  # type: ignore[method-assign,misc]
         return cls(harness, clients)
 
     async def difference(self, steps: list[Step]) -> Difference | None:
