@@ -14,7 +14,7 @@ import inspect
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
 
@@ -100,14 +100,18 @@ class Activity(Generic[P, T]):
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         run = CURRENT_RUN.get()
+        result: T
         if run is None:
-            return cast(T, await self._invoke(args, kwargs))
+            result = await self._invoke(args, kwargs)
+            return result
         input_json = self.signature.encode_arguments(args, kwargs)
         step_id = run.next_step_id(self.name)
         outcome = run.replayed(step_id, self.name, input_json)
         if outcome is not None:
-            return cast(T, self.signature.decode_result(outcome.result))
-        return cast(T, await self._ask(run, step_id, input_json).future)
+            result = self.signature.decode_result(outcome.result)
+        else:
+            result = await self._ask(run, step_id, input_json).future
+        return result
 
     def _invoke(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
         """Call the function, in a thread if it is not async."""

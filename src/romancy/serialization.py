@@ -99,12 +99,11 @@ class Signature:
 
     def encode_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         """The arguments as a JSON object by parameter; TypeError if they do not fit the function."""
-        return encode(self._bind(args, kwargs), self._an_argument)
-
-    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if self._positional is not None and len(args) == len(self._positional) and not kwargs:
-            return dict(zip(self._positional, args, strict=True))  # what most calls are, in a twentieth of the time
-        return dict(self._signature.bind(*args, **kwargs).arguments)
+            named = dict(zip(self._positional, args, strict=True))  # what most calls are, in a twentieth of the time
+        else:
+            named = dict(self._signature.bind(*args, **kwargs).arguments)
+        return encode(named, self._an_argument)
 
     def decode_arguments(self, text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call, by position and by name, from a JSON object by parameter."""

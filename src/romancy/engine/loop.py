@@ -58,16 +58,12 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self._timekeeper = timekeeper
         # Tasks of different instances must not all collide in the sets that asyncio keeps for the whole process.
         self._next_number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=6).digest())
-        self._ready: deque[asyncio.Handle] = deque()
+        self.ready: deque[asyncio.Handle] = deque()
+        """What could run now."""
         self._withdrawals: dict[int, Callable[[], None]] = {}
         self._closed = False
         self.unhandled: list[dict[str, Any]] = []
         self.tasks: set[WorkflowTask] = set()
-
-    @property
-    def has_ready(self) -> bool:
-        """Whether something else could run than what is running."""
-        return bool(self._ready)
 
     def run_until_blocked(self) -> None:
         """Run everything that is ready, and what that makes ready, until every task waits for something durable."""
@@ -75,9 +71,9 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         asyncio._set_running_loop(self)
         try:
             for _ in range(_LONGEST_SPIN):
-                if not self._ready:
+                if not self.ready:
                     return
-                handle = self._ready.popleft()
+                handle = self.ready.popleft()
                 if handle._cancelled:
                     continue
                 try:  # noqa: SIM105 (suppress() costs as much as many a callback)
@@ -94,7 +90,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
-        self._ready.append(handle)
+        self.ready.append(handle)
         return handle
 
     def call_later(  # type: ignore[override]
@@ -108,14 +104,14 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         delay = when - self.time()
         if delay <= 0:
-            self._ready.append(timer)
+            self.ready.append(timer)
         else:
             self._withdrawals[id(timer)] = self._timekeeper.start_timer(delay, lambda: self._ring(timer))
         return timer
 
     def _ring(self, timer: asyncio.TimerHandle) -> None:
         self._withdrawals.pop(id(timer), None)  # another timer may have this id one day
-        self._ready.append(timer)
+        self.ready.append(timer)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         withdraw = self._withdrawals.pop(id(handle), None)
@@ -153,7 +149,7 @@ class WorkflowLoop(asyncio.AbstractEventLoop):
 
     def close(self) -> None:
         self._closed = True
-        self._ready.clear()
+        self.ready.clear()
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         self.unhandled.append(context)

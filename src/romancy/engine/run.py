@@ -237,7 +237,7 @@ class Run:
         It is, if the record is the next one in history and no other task could go on before it is handed in: then the
         body need not even stop to wait for it.
         """
-        if not self._upcoming or self._upcoming[0].activity_id != step_id or self.loop.has_ready:
+        if not self._upcoming or self._upcoming[0].activity_id != step_id or self.loop.ready:
             return None
         outcome = recorded_outcome(self._upcoming[0], name, input_json)
         if outcome is not None:
