@@ -1,0 +1,26 @@
+"""A plan that is made while a database is new stays good when it has grown: it is kept for as long as a connection."""
+
+import pytest
+
+from romancy.storage import SQLStorage
+from romancy.storage.sql.drivers.postgres import PostgresDriver
+from romancy.storage.sql.history import History
+from tests.harness import Harness
+
+
+@pytest.mark.databases("postgres")
+async def test_many_steps_are_recorded_without_reading_all_instances(harness: Harness, storage: SQLStorage) -> None:
+    for _ in range(10):
+        await harness.locked(storage)
+    driver, many = storage.runner.driver, History._append_fenced.many
+    assert isinstance(driver, PostgresDriver)
+    assert many is not None
+    async with storage.transaction():
+        await storage.conn().execute("SET LOCAL plan_cache_mode = force_generic_plan")
+        types = ", ".join(f"{kind}[]" for kind in many.columns.values())
+        await storage.conn().execute(f"PREPARE many ({types}) AS {driver.for_many(many)}")
+        nothing = ", ".join(["NULL"] * len(many.columns))
+        plan = "\n".join(line for (line,) in await storage.conn().fetch_all(f"EXPLAIN EXECUTE many ({nothing})"))
+        await storage.conn().execute("DEALLOCATE many")
+    assert "workflow_instances_pkey" in plan
+    assert "Seq Scan" not in plan
