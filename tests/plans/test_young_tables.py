@@ -9,9 +9,14 @@ from tests.harness import Harness
 
 
 @pytest.mark.databases("postgres")
-async def test_many_steps_are_recorded_without_reading_all_instances(harness: Harness, storage: SQLStorage) -> None:
+@pytest.mark.parametrize("analyzed", [False, True])
+async def test_many_steps_are_recorded_without_reading_all_instances(
+    harness: Harness, storage: SQLStorage, analyzed: bool
+) -> None:
     for _ in range(10):
         await harness.locked(storage)
+    if analyzed:
+        await storage.conn().execute("ANALYZE workflow_instances")
     driver, many = storage.runner.driver, History._append_fenced.many
     assert isinstance(driver, PostgresDriver)
     assert many is not None
@@ -22,5 +27,6 @@ async def test_many_steps_are_recorded_without_reading_all_instances(harness: Ha
         nothing = ", ".join(["NULL"] * len(many.columns))
         plan = "\n".join(line for (line,) in await storage.conn().fetch_all(f"EXPLAIN EXECUTE many ({nothing})"))
         await storage.conn().execute("DEALLOCATE many")
-    assert "workflow_instances_pkey" in plan
-    assert "Seq Scan" not in plan
+    # Row by row, by whatever is quickest for one row of a table of this size; with a hash join, all rows are read.
+    assert "Subquery Scan on i" in plan
+    assert "Hash" not in plan
