@@ -168,7 +168,7 @@ class Run:
 
     def watch(self, step: Step, attempt: int = 1) -> WatchedStep:
         """Tell hooks of an attempt at a step."""
-        if not self.observers:
+        if not self.observers:  # before its details are put together, for nobody
             return UNWATCHED
         return self.observers.step(
             instance_id=self.instance_id,
@@ -248,7 +248,7 @@ class Run:
 
     def _replay(self, event: HistoryEvent) -> None:
         """Take one recorded event to where the body waits for it."""
-        self.last_id = max(self.last_id, event.id or 0)
+        self._has_seen(event.id)
         if event.activity_id in LIFE or event.activity_id.startswith(COMPENSATION):
             return
         step, hash_sign, attempt = event.activity_id.partition("#")
@@ -274,8 +274,7 @@ class Run:
 
         Whoever has just recorded it says what its outcome is: there is nothing to read or to check.
         """
-        if event.id is not None:
-            self._has_seen(event.id)
+        self._has_seen(event.id)
         if self._registered and event.event_type in _END_WAITS:
             self._registered.discard(event.activity_id)
         if "#" in event.activity_id:
@@ -298,8 +297,9 @@ class Run:
         step.settle(event)
         self.loop.run_until_blocked()
 
-    def _has_seen(self, history_id: int) -> None:
-        if history_id > self.last_id:
+    def _has_seen(self, history_id: int | None) -> None:
+        """Remember how far history was read; what was only just made has no id yet."""
+        if history_id is not None and history_id > self.last_id:
             self.last_id = history_id
 
     def pause(self, step: Step, attempt: int, until: datetime) -> None:
