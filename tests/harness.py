@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any
 
 from romancy.storage import HistoryEvent, Lock, SQLStorage, WorkflowInstance, open_storage
+from romancy.storage.sql.ending import TIED
 
 _KEPT = ("romancy_migrations", "schema_migrations", "schema_version")
 _TABLES = {
@@ -110,6 +111,17 @@ async def contents(storage: SQLStorage) -> dict[str, list[str]]:
         table: sorted(repr(tuple(row)) for row in await conn.fetch_all(f"SELECT * FROM {table}"))
         for table in await tables_of(storage)
     }
+
+
+async def assert_ties_are_known(storage: SQLStorage) -> None:
+    """An instance that has a row in one of the tables that are cleared at its end is marked as such."""
+    ties = [*((table, "instance_id") for table in TIED), ("romancy_instance_waits", "awaited_id")]
+    for table, column in ties:
+        unknown = await storage.conn().fetch_all(
+            f"SELECT i.instance_id FROM {table} t JOIN workflow_instances i ON i.instance_id = t.{column}"
+            " WHERE NOT i.has_ties"
+        )
+        assert unknown == [], f"{table} has rows of instances that are said to have no ties"
 
 
 async def empty(storage: SQLStorage, *, deadline_sec: float | None = None) -> None:

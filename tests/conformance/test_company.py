@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -12,6 +12,8 @@ from romancy.storage import (
     Appended,
     ChannelMode,
     HistoryConflictError,
+    HistoryEvent,
+    HistoryEventType,
     InstanceExistsError,
     InstanceWait,
     InvalidKeyError,
@@ -105,6 +107,71 @@ async def test_one_step_recorded_by_many_at_once_is_recorded_once(harness: Harne
 
     assert len(await history_of(storage, "order-1")) == 1
     assert sum(not answer.already_recorded for answer in answers) == 1
+
+
+async def test_what_is_recorded_in_company_is_stored_to_the_letter(harness: Harness, storage: SQLStorage) -> None:
+    locks = [await harness.locked(storage, instance_id=f"order-{number}") for number in range(MANY)]
+    tokyo = timezone(timedelta(hours=9))
+    texts = ['"plain"', '"\\u0000"', '"\\\\"', '"ü \U0001f600 %s :x $1"', "{}", None]
+    events = [
+        HistoryEvent(
+            instance_id=lock.instance_id,
+            activity_id="charge:1 'ü\\",
+            event_type=HistoryEventType.ACTIVITY_COMPLETED,
+            event_data=texts[number % len(texts)],
+            event_data_binary=bytes(range(256)) if number % 2 else None,
+            created_at=datetime(2026, 1, 2, 3, 4, 5, number, tzinfo=tokyo) if number % 3 else None,
+        )
+        for number, lock in enumerate(locks)
+    ]
+
+    await together(*(storage.append_history(event, lock=lock) for event, lock in zip(events, locks, strict=True)))
+
+    for event in events:
+        [recorded] = await history_of(storage, event.instance_id)
+        expected = replace(event, id=recorded.id, created_at=event.created_at or recorded.created_at)
+        assert recorded == expected
+
+
+async def test_who_is_born_in_company_is_as_if_born_alone(harness: Harness, storage: SQLStorage) -> None:
+    now = await storage.current_time()
+    await harness.instance(storage, instance_id="order-7")
+    born = [
+        WorkflowInstance(
+            instance_id=f"order-{number}",
+            workflow_name="order" if number % 2 else "shipment",
+            source_hash="1",
+            owner_service="ü",
+            input_data='{"note": "\\u0000 ü \U0001f600"}',
+            started_at=now,
+            locked_by="worker-1",
+            locked_at=now,
+            lock_expires_at=now + timedelta(seconds=60),
+        )
+        for number in range(MANY)
+    ]
+    alone = await storage.create_instance(replace(born[0], instance_id="alone"))
+    assert alone is not None
+
+    locks = await together(*(storage.create_instance(instance) for instance in born))
+
+    assert isinstance(locks[7], InstanceExistsError)
+    assert [lock for number, lock in enumerate(locks) if number != 7] == [
+        replace(alone, instance_id=instance.instance_id) for number, instance in enumerate(born) if number != 7
+    ]
+    as_if = await storage.get_instance("alone")
+    assert as_if is not None
+    for number, instance in enumerate(born):
+        stored = await storage.get_instance(instance.instance_id)
+        if number != 7:
+            assert stored is not None
+            expected = replace(
+                as_if,
+                instance_id=instance.instance_id,
+                workflow_name=instance.workflow_name,
+                updated_at=stored.updated_at,
+            )
+            assert stored == expected
 
 
 async def test_one_id_created_by_many_at_once_is_created_once(harness: Harness, storage: SQLStorage) -> None:
@@ -330,8 +397,8 @@ async def test_mysql_begins_a_transaction_without_company_with_its_first_stateme
         await ask(self, message)
 
     monkeypatch.setattr(MySQLConnection, "_ask", noted)
-    await storage.update_instance_output(lock.instance_id, "1", lock=lock)
-    assert begins == [True, False]
+    await storage.update_instance_status(lock.instance_id, WorkflowStatus.COMPLETED, lock=lock)
+    assert begins == [True, False, False]
     assert await status_of(storage, lock.instance_id) is WorkflowStatus.COMPLETED
 
 

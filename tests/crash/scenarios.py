@@ -51,6 +51,12 @@ async def nothing(harness: Harness, storage: SQLStorage) -> None:
     """An empty database."""
 
 
+async def untied(harness: Harness, storage: SQLStorage) -> None:
+    """The order is run by a worker, and no other table knows it."""
+    born = WorkflowInstance("order", "order", locked_by=LOCK.worker_id)
+    assert await storage.create_instance(born, lock_timeout_sec=100 * HOUR)
+
+
 async def running(harness: Harness, storage: SQLStorage) -> None:
     """The order is run by a worker, has done this and that, is subscribed, a member, and awaited by another."""
     born = WorkflowInstance("order", "order", locked_by=LOCK.worker_id)
@@ -297,7 +303,10 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "update_instance_activity": Scenario(running, lambda s: s.update_instance_activity("order", "a:2", lock=LOCK)),
     "update_instance_output": Scenario(
-        running, lambda s: s.update_instance_output("order", '{"result": 1}', lock=LOCK), hard=True
+        running, lambda s: s.update_instance_output("order", '{"result": 1}'), hard=True
+    ),
+    "update_instance_output of one without ties": Scenario(
+        untied, lambda s: s.update_instance_output("order", '{"result": 1}', lock=LOCK), hard=True
     ),
     "cancel_instance": Scenario(running, lambda s: s.cancel_instance("order", "enough"), hard=True),
     "cancel_instance and compensate": Scenario(waiting, lambda s: s.cancel_instance("order", "x", compensate=True)),

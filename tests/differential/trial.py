@@ -22,7 +22,7 @@ from romancy.storage import (
 from romancy.storage.sql.operation import OPERATIONS
 from romancy.storage.sql.runners.server import ServerRunner
 from tests.comparison import Comparison, Difference, read_tables
-from tests.harness import Harness, empty
+from tests.harness import Harness, assert_ties_are_known, empty
 
 from .oracle import EPOCH, NEIGHBOUR, OURS, tables
 from .steps import TICK, Advance, Call, Rehearsal, Step, Together, Transaction
@@ -109,6 +109,7 @@ class Trial(Rehearsal):
         for step in steps:
             await self._run_step(step)
         self.comparison.check(tables(self.oracle), await read_tables(self.clients[OURS].storage), where="tables")
+        await assert_ties_are_known(self.clients[OURS].storage)
 
     async def _run_step(self, step: Step) -> None:
         match step:

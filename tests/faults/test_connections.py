@@ -11,7 +11,9 @@ import pytest
 
 from romancy.storage import (
     ChannelMode,
+    InvalidStatusTransitionError,
     Lock,
+    LockLostError,
     OutboxEvent,
     OutcomeUnknownError,
     SQLStorage,
@@ -51,6 +53,15 @@ async def warm_up(harness: Harness, line: Line) -> None:
     await line.storage.append_history(step(lock.instance_id, "charge:2"))
 
 
+async def locked_again(harness: Harness, storage: SQLStorage) -> Lock:
+    """The lock of an instance that was given back before, so that completing it takes several statements."""
+    first = await harness.locked(storage)
+    await storage.release_lock(first.instance_id, first.worker_id)
+    lock = await storage.try_acquire_lock(first.instance_id, first.worker_id, 60)
+    assert lock is not None
+    return lock
+
+
 async def completed(storage: SQLStorage, lock: Lock) -> bool:
     instance = await storage.get_instance(lock.instance_id)
     assert instance is not None
@@ -62,7 +73,7 @@ async def completed(storage: SQLStorage, lock: Lock) -> bool:
 
 @pytest.mark.parametrize("word", [b"BEGIN", b"workflow_instances AS i", b"FROM romancy_receipts"])
 async def test_an_operation_cut_before_its_commit_is_run_again(harness: Harness, line: Line, word: bytes) -> None:
-    lock = await harness.locked(line.direct)
+    lock = await locked_again(harness, line.direct)
 
     line.proxy.cut_when_sent = word
     await line.storage.update_instance_output(lock.instance_id, '"done"', lock=lock)
@@ -74,7 +85,7 @@ async def test_an_operation_cut_before_its_commit_is_run_again(harness: Harness,
 
 @pytest.mark.parametrize("word", [b"workflow_instances AS i", b"FROM romancy_receipts"])
 async def test_an_operation_cut_before_an_answer_is_run_again(harness: Harness, line: Line, word: bytes) -> None:
-    lock = await harness.locked(line.direct)
+    lock = await locked_again(harness, line.direct)
 
     line.proxy.cut_when_answered = word
     await line.storage.update_instance_output(lock.instance_id, '"done"', lock=lock)
@@ -84,10 +95,10 @@ async def test_an_operation_cut_before_an_answer_is_run_again(harness: Harness, 
 
 
 async def test_an_operation_cut_before_its_commit_arrives_is_of_unknown_outcome(harness: Harness, line: Line) -> None:
-    lock = await harness.locked(line.direct)
+    lock = await locked_again(harness, line.direct)
 
     line.proxy.cut_when_sent = line.commit
-    with pytest.raises(OutcomeUnknownError, match="update_instance_output"):
+    with pytest.raises(OutcomeUnknownError, match="complete"):
         await line.storage.update_instance_output(lock.instance_id, '"done"', lock=lock)
 
     assert not await completed(line.direct, lock)
@@ -96,13 +107,47 @@ async def test_an_operation_cut_before_its_commit_arrives_is_of_unknown_outcome(
 
 
 async def test_an_operation_cut_after_its_commit_is_of_unknown_outcome(harness: Harness, line: Line) -> None:
-    lock = await harness.locked(line.direct)
+    lock = await locked_again(harness, line.direct)
 
     line.proxy.cut_when_answered = line.commit
-    with pytest.raises(OutcomeUnknownError, match="update_instance_output"):
+    with pytest.raises(OutcomeUnknownError, match="complete"):
         await line.storage.update_instance_output(lock.instance_id, '"done"', lock=lock)
 
     assert await completed(line.direct, lock)
+
+
+async def test_a_completion_that_a_rival_has_prevented_is_not_taken_for_done(harness: Harness, line: Line) -> None:
+    lock = await harness.locked(line.direct)
+
+    line.proxy.cut_when_sent = b"has_ties"
+    completing = asyncio.create_task(line.storage.update_instance_output(lock.instance_id, '"done"', lock=lock))
+    while not line.proxy.cuts:
+        await asyncio.sleep(0)
+    await line.direct.update_instance_output(lock.instance_id, '"other"')
+
+    with pytest.raises((LockLostError, InvalidStatusTransitionError)):
+        await completing
+
+
+@pytest.mark.parametrize("many", [1, 5])
+@pytest.mark.parametrize("cut", ["cut_when_sent", "cut_when_answered"])
+async def test_a_completion_by_one_statement_finds_out_what_came_of_it(
+    harness: Harness, line: Line, cut: str, many: int
+) -> None:
+    async def complete(output: str) -> list[Lock]:
+        locks = [await harness.locked(line.direct) for _ in range(many)]
+        await asyncio.gather(
+            *(line.storage.update_instance_output(lock.instance_id, output, lock=lock) for lock in locks)
+        )
+        return locks
+
+    await complete('"warm"')  # from now on PostgreSQL is sent only parameters
+    setattr(line.proxy, cut, b"done")
+    locks = await complete('"done"')
+
+    assert line.proxy.cuts == 1
+    assert [await completed(line.direct, lock) for lock in locks] == [True] * many
+    await assert_nothing_is_held(line.storage)
 
 
 @pytest.mark.parametrize("cut", ["cut_when_sent", "cut_when_answered"])
@@ -333,7 +378,7 @@ async def test_a_transaction_on_a_frozen_line_ends_at_its_deadline(harness: Harn
 
 
 async def test_a_statement_without_an_answer_is_given_up_and_run_again(harness: Harness, line: Line) -> None:
-    lock = await harness.locked(line.direct)
+    lock = await locked_again(harness, line.direct)
     line.proxy.cut_all()
     line.storage.runner.statement_timeout_sec = 0.3  # type: ignore[attr-defined]
     await line.storage.get_instance(lock.instance_id)  # connected anew, with less patience
@@ -349,7 +394,7 @@ async def test_a_statement_without_an_answer_is_given_up_and_run_again(harness: 
 
 
 async def test_a_flush_without_an_answer_is_given_up_and_its_operations_run_again(harness: Harness, line: Line) -> None:
-    locks = [await harness.locked(line.direct) for _ in range(3)]
+    locks = [await locked_again(harness, line.direct) for _ in range(3)]
     line.proxy.cut_all()
     line.storage.runner.statement_timeout_sec = 0.3  # type: ignore[attr-defined]
     await asyncio.gather(*(line.storage.append_history(step(lock.instance_id), lock=lock) for lock in locks))

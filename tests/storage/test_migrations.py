@@ -26,7 +26,8 @@ from tests.conftest import Database
 from .introspection import Schema, Table, indexes_of, schema_of
 
 ROMANCY, INDEXES, STATES, CLAIMS, LISTING, SETBACKS = (f"2026111500000{number}" for number in range(1, 7))
-OURS = [ROMANCY, INDEXES, STATES, CLAIMS, LISTING, SETBACKS]
+TIES = "20261116000007"
+OURS = [ROMANCY, INDEXES, STATES, CLAIMS, LISTING, SETBACKS, TIES]
 ALL = [BASE, *OURS]
 
 servers_only = pytest.mark.databases("postgres", "mariadb", "mysql")
@@ -322,7 +323,7 @@ async def test_a_half_built_index_is_built_again(adopted: SQLStorage) -> None:
         await execute(adopted, half_built)  # two instances have the same framework
     assert await adopted.conn().fetch_value("SELECT COUNT(*) FROM pg_index WHERE NOT indisvalid") == 1
 
-    assert versions(await migrate(adopted.runner)) == [INDEXES, STATES, CLAIMS, LISTING, SETBACKS]
+    assert versions(await migrate(adopted.runner)) == OURS[1:]
 
     definition = "SELECT indexdef FROM pg_indexes WHERE indexname = 'romancy_instances_newest'"
     assert "started_at" in await adopted.conn().fetch_value(definition)
@@ -335,8 +336,8 @@ async def test_a_half_built_index_is_built_again(adopted: SQLStorage) -> None:
 async def test_down_and_up_again_gives_the_same_schema(storage: SQLStorage) -> None:
     await migrate(storage.runner)
 
-    assert versions(await rollback(storage.runner)) == [SETBACKS]
-    assert versions(await rollback(storage.runner, steps=9)) == [LISTING, CLAIMS, STATES, INDEXES, ROMANCY]
+    assert versions(await rollback(storage.runner)) == [TIES]
+    assert versions(await rollback(storage.runner, steps=9)) == OURS[-2::-1]
     assert versions(await migrate(storage.runner)) == OURS
 
     await assert_complete(storage)
@@ -404,6 +405,7 @@ def test_every_kind_of_database_has_the_same_migrations() -> None:
             f"{CLAIMS}_claims_and_receipts",
             f"{LISTING}_listing",
             f"{SETBACKS}_setbacks",
+            f"{TIES}_ties",
         ]
 
 
@@ -567,6 +569,7 @@ async def test_what_is_added_to_a_shared_table_needs_no_value(adopted: SQLStorag
     }
     assert {key for key, nullable in added.items() if not nullable} <= {
         ("workflow_instances", "lock_token"),
+        ("workflow_instances", "has_ties"),
         ("outbox_events", "sequence"),
     }
 

@@ -288,7 +288,7 @@ class Channels(Ending):
         recorded = await self._begin_step(lock, record, instance_id)
         if recorded is not None:
             return recorded
-        await self._hold_unfinished(instance_id, None, "subscribed")
+        await self._hold_to_tie(instance_id, None, "subscribed")
         await self._hold_channel(channel)
         stored = ChannelMode.BROADCAST if mode is ChannelMode.DIRECT else mode
         present = await self._mode.value(channel=channel)
@@ -346,7 +346,7 @@ class Channels(Ending):
 
     @operation
     async def claim_channel_message(self, message_id: int, instance_id: str) -> bool:
-        await self._hold_unfinished(check_key("instance_id", instance_id), None, "the owner of a claim")
+        await self._hold_to_tie(check_key("instance_id", instance_id), None, "the owner of a claim")
         message_id = row_id(message_id)
         found = await self._message_name.one(message_id=message_id)
         if found is None:
@@ -373,6 +373,7 @@ class Channels(Ending):
         check_key("channel", channel_name)
         if await self._hold.one(instance_id=check_key("instance_id", instance_id)) is None:
             raise InstanceNotFoundError(instance_id)
+        await self._tie.run(instance_id=instance_id)
         await self._hold_channel(channel_name, share=True)
         target = min(last_message_id, await self._newest_id.value(channel=channel_name))
         if target > await self._cursor(instance_id, channel_name):

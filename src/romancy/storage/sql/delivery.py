@@ -98,7 +98,7 @@ class Delivery(Channels, Timers):
 
     _suspend_instance = sql("""
         UPDATE {keys_unchanged} workflow_instances
-           SET suspended_from = status, status = :status, {lock_cleared}, updated_at = {now}
+           SET suspended_from = status, status = :status, {lock_cleared}, has_ties = TRUE, updated_at = {now}
          WHERE instance_id = :instance_id""")
 
     _framework = sql("SELECT workflow_name, framework FROM workflow_instances WHERE instance_id = :instance_id")

@@ -30,19 +30,22 @@ class Leftovers(msgspec.Struct, frozen=True):
     awaited: bool
 
 
+TIED = (
+    "workflow_timer_subscriptions",
+    "romancy_channel_waits",
+    "romancy_instance_waits",
+    "channel_subscriptions",
+    "channel_delivery_cursors",
+    "romancy_receipts",
+    "workflow_group_memberships",
+    "channel_message_claims",
+)
+"""Tables whose rows about an instance do not outlive it. Whoever adds one marks the instance (`Manager._tie`)."""
+
+
 def left_by(instance: str) -> str:
     """The select list that fills `Leftovers`."""
-    own = (
-        "workflow_timer_subscriptions",
-        "romancy_channel_waits",
-        "romancy_instance_waits",
-        "channel_subscriptions",
-        "channel_delivery_cursors",
-        "romancy_receipts",
-        "workflow_group_memberships",
-        "channel_message_claims",
-    )
-    looks = [f"EXISTS (SELECT 1 FROM {table} t WHERE t.instance_id = {instance})" for table in own]
+    looks = [f"EXISTS (SELECT 1 FROM {table} t WHERE t.instance_id = {instance})" for table in TIED]
     return ", ".join([*looks, f"EXISTS (SELECT 1 FROM romancy_instance_waits t WHERE t.awaited_id = {instance})"])
 
 
@@ -72,18 +75,29 @@ class Ending(Manager):
     _finish_instance = sql(_FINISHED)
 
     # How most instances end, without a look at the row before.
+    _RUNNING = "i.status = 'running' AND {lock_is_ours}"
+    _FINISHED_TOGETHER = """
+        UPDATE {keys_unchanged} {rows} STRAIGHT_JOIN workflow_instances i ON i.instance_id = r.instance_id
+           SET i.status = r.status, i.output_data = COALESCE(r.output_data, i.output_data), {lock_cleared},
+               suspended_from = NULL, parked_until = NULL, parked_reason = NULL,
+               finished_at = {now}, updated_at = {now}
+         WHERE i.status = 'running' AND i.lock_token = r.token AND i.locked_by = r.worker_id
+           AND i.lock_expires_at > {now}"""
+    _COMPLETION = ("instance_id", "status", "output_data", "token", "worker_id")
+
     _finish_running = sql(
-        f"{_FINISHED} AND i.status = 'running' AND {{lock_is_ours}}",
-        together=Together(
-            columns=("instance_id", "status", "output_data", "token", "worker_id"),
-            text="""
-                UPDATE {keys_unchanged} {rows} STRAIGHT_JOIN workflow_instances i ON i.instance_id = r.instance_id
-                   SET i.status = r.status, i.output_data = COALESCE(r.output_data, i.output_data), {lock_cleared},
-                       suspended_from = NULL, parked_until = NULL, parked_reason = NULL,
-                       finished_at = {now}, updated_at = {now}
-                 WHERE i.status = 'running' AND i.lock_token = r.token AND i.locked_by = r.worker_id
-                   AND i.lock_expires_at > {now}""",
-        ),
+        f"{_FINISHED} AND {_RUNNING}", together=Together(columns=_COMPLETION, text=_FINISHED_TOGETHER)
+    )
+
+    # Whoever ties something to the instance changes its row, so this one statement cannot miss it.
+    _finish_untied = sql(
+        f"{_FINISHED} AND {_RUNNING} AND NOT i.has_ties",
+        postgres=f"""
+            {_FINISHED} AND i.ctid = (
+                   SELECT i.ctid FROM workflow_instances i
+                    WHERE i.instance_id = :instance_id AND {_RUNNING} AND NOT i.has_ties {{for_update_skip_locked}})""",
+        waits=False,
+        together=Together(columns=_COMPLETION, text=f"{_FINISHED_TOGETHER} AND NOT i.has_ties"),
     )
 
     # Most instances leave nothing behind: one look saves eight deletes.
@@ -159,7 +173,7 @@ class Ending(Manager):
             await self._release_claims.run(instance_id=instance_id)
         if left.awaited:
             await self._wake_waiters_for(instance_id, status)
-        await Hint(FINISHED_TOPIC, msgspec.json.encode({"instance_id": instance_id}).decode())
+        await finished_hint(instance_id)
 
     async def _forget_waits(self, instance_id: str, left: Leftovers) -> None:
         if left.timers:
@@ -218,6 +232,11 @@ def resumable_hint(instance_id: str, workflow_name: str) -> Hint:
         "workflow_name": workflow_name,
     }
     return Hint(RESUMABLE_TOPIC, msgspec.json.encode(payload).decode())
+
+
+def finished_hint(instance_id: str) -> Hint:
+    """Tell whoever waits for the instance's result."""
+    return Hint(FINISHED_TOPIC, msgspec.json.encode({"instance_id": instance_id}).decode())
 
 
 def cancelled_hint(instance_id: str) -> Hint:

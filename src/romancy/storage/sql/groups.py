@@ -39,7 +39,7 @@ class Groups(Manager):
         recorded = await self._begin_step(lock, record, instance_id)
         if recorded is not None:
             return recorded
-        await self._hold_unfinished(instance_id, None, "a group member")
+        await self._hold_to_tie(instance_id, None, "a group member")
         await self._join.run(instance_id=instance_id, group_name=group_name)
         return None
 

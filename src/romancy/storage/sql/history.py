@@ -64,7 +64,8 @@ class History(Manager):
                         WHERE i.instance_id = r.instance_id AND {_WHILE_OWNED}
                        FOR SHARE SKIP LOCKED) i
                  ORDER BY r.number
-                ON CONFLICT (instance_id, activity_id) DO NOTHING""",
+                ON CONFLICT (instance_id, activity_id) DO NOTHING
+                RETURNING id, instance_id, activity_id""",
             mysql=f"""
                 {_APPENDED} FROM {{rows}} STRAIGHT_JOIN workflow_instances i ON i.instance_id = r.instance_id
                  WHERE {_WHILE_OWNED} ORDER BY r.number

@@ -12,6 +12,8 @@ from ..errors import (
     InstanceExistsError,
     InstanceNotFoundError,
     InvalidStatusTransitionError,
+    LockLostError,
+    OutcomeUnknownError,
     WorkflowNotCancellableError,
 )
 from ..models import (
@@ -40,12 +42,12 @@ from .checks import (
     plain_text,
     positive,
 )
-from .ending import cancelled_hint, resumable_hint
+from .ending import cancelled_hint, finished_hint, resumable_hint
 from .fragments import longest_runnable
 from .listing import Listing
 from .manager import check_lock
 from .operation import operation
-from .statement import merged, sql
+from .statement import PARAMETER, Many, Together, merged, sql
 
 FAILED_ACTIVITY = "workflow_failed"
 CANCELLED_ACTIVITY = "workflow_cancelled"
@@ -53,6 +55,29 @@ DEFAULT_LOCK_SEC = 60.0
 _DELETED_PER_LOOK = 10
 """After so many instances a batch looks at the clock: nobody knows beforehand how long their histories are."""
 _AFTER_COMPENSATING = (WorkflowStatus.COMPENSATING, WorkflowStatus.FAILED, WorkflowStatus.CANCELLED)
+
+
+INSTANCE_TYPES = {
+    "instance_id": "text",
+    "workflow_name": "text",
+    "source_hash": "text",
+    "owner_service": "text",
+    "framework": "text",
+    "status": "text",
+    "current_activity_id": "text",
+    "continued_from": "text",
+    "started_at": "timestamp",
+    "updated_at": "timestamp",
+    "input_data": "text",
+    "output_data": "text",
+    "locked_by": "text",
+    "locked_at": "timestamp",
+    "lock_timeout_seconds": "int",
+    "lock_expires_at": "timestamp",
+    "lock_token": "bigint",
+    "finished_at": "timestamp",
+}
+"""The parameters of a new instance."""
 
 
 def unstamped(*, started_at: str) -> str:
@@ -72,16 +97,41 @@ class Instances(Listing):
         VALUES (:workflow_name, :source_hash, '', {now})
         {on_conflict_do_nothing:workflow_name, source_hash}""")
 
-    _create = sql("""
+    _CREATED = """
         INSERT INTO workflow_instances
                (instance_id, workflow_name, source_hash, owner_service, framework, status, current_activity_id,
                 continued_from, started_at, updated_at, input_data, output_data, locked_by, locked_at,
-                lock_timeout_seconds, lock_expires_at, lock_token, runnable_since, finished_at)
+                lock_timeout_seconds, lock_expires_at, lock_token, runnable_since, finished_at, has_ties)
         SELECT :instance_id, d.workflow_name, d.source_hash, :owner_service, :framework, :status, :current_activity_id,
                :continued_from, COALESCE(:started_at, {now}), COALESCE(:updated_at, {now}), :input_data, :output_data,
-               :locked_by, :locked_at, :lock_timeout_seconds, :lock_expires_at, :lock_token, {now}, :finished_at
+               :locked_by, :locked_at, :lock_timeout_seconds, :lock_expires_at, :lock_token, {now}, :finished_at,
+               FALSE"""
+    _CREATED_TOGETHER = PARAMETER.sub(r"r.\1", _CREATED)
+
+    _create = sql(
+        f"""
+        {_CREATED}
           FROM workflow_definitions d WHERE d.workflow_name = :workflow_name AND d.source_hash = :source_hash
-        {on_conflict_do_nothing:instance_id}""")
+        {{on_conflict_do_nothing:instance_id}}""",
+        many=Many(
+            columns=INSTANCE_TYPES,
+            key=("instance_id",),
+            # Who must wait for a rival that is creating the same instance goes alone.
+            postgres=f"""
+                {_CREATED_TOGETHER}
+                  FROM (SELECT set_config('lock_timeout', '100ms', TRUE)) impatience,
+                       {{rows}} JOIN workflow_definitions d USING (workflow_name, source_hash)
+                {{on_conflict_do_nothing:instance_id}}
+                RETURNING 1, instance_id""",
+        ),
+        together=Together(
+            columns=tuple(INSTANCE_TYPES),
+            text=f"""
+                {_CREATED_TOGETHER}
+                  FROM {{rows}} STRAIGHT_JOIN workflow_definitions d
+                    ON d.workflow_name = r.workflow_name AND d.source_hash = r.source_hash""",
+        ),
+    )
 
     _get = sql(
         "SELECT {instance_columns} FROM workflow_instances i WHERE i.instance_id = :instance_id", row=WorkflowInstance
@@ -92,6 +142,11 @@ class Instances(Listing):
            SET status = :status, output_data = COALESCE(:output_data, output_data), suspended_from = NULL,
                runnable_since = {now}, updated_at = {now}
          WHERE instance_id = :instance_id""")
+
+    _completed_as = sql("""
+        SELECT 1 FROM workflow_instances
+         WHERE instance_id = :instance_id AND status = :status AND lock_token = :token
+           AND ({text:output_data} IS NULL OR output_data = :output_data)""")
 
     _suspended_from = sql("SELECT suspended_from FROM workflow_instances WHERE instance_id = :instance_id")
 
@@ -273,10 +328,42 @@ class Instances(Listing):
         await self._hold_unfinished(check_key("instance_id", instance_id), lock, "updated")
         await self._set_activity.run(instance_id=instance_id, activity_id=activity_id)
 
-    @operation(touches=touches.of_change)
     async def update_instance_output(
         self, instance_id: str, output_data: str | None, *, lock: Lock | None = None
     ) -> None:
+        # Of an instance that never gave its first lock back, most likely no other table knows anything.
+        if lock is None or lock.token > 1:
+            await self._complete(instance_id, output_data, lock)
+            return
+        try:
+            if not await self._complete_untied(instance_id, output_data, lock):
+                await self._complete(instance_id, output_data, lock)
+        except OutcomeUnknownError:
+            await self._complete_again(instance_id, output_data, lock)
+
+    async def _complete_again(self, instance_id: str, output_data: str | None, lock: Lock) -> None:
+        """After an attempt of which nobody knows what came of it: perhaps it is completed already, as it should be."""
+        try:
+            await self._complete(instance_id, output_data, lock)
+        except (LockLostError, InvalidStatusTransitionError):
+            if not await self._is_completed(instance_id, output_data, lock):
+                raise
+
+    @operation(reads=True, by_key=True)
+    async def _is_completed(self, instance_id: str, output_data: str | None, lock: Lock) -> bool:
+        return bool(await self._completed_as.value(**completion(instance_id, output_data, lock)))
+
+    @operation(autocommit=True, touches=touches.of_change)
+    async def _complete_untied(self, instance_id: str, output_data: str | None, lock: Lock) -> bool:
+        """Complete an instance that its owner runs, if nothing is tied to it: with one statement."""
+        output = check_optional_json("output_data", output_data, self._payload_limit)
+        completed = await self._finish_untied.run(completion(instance_id, output, lock))
+        if completed:
+            await finished_hint(instance_id)
+        return bool(completed)
+
+    @operation(touches=touches.of_change)
+    async def _complete(self, instance_id: str, output_data: str | None, lock: Lock | None) -> None:
         output = check_optional_json("output_data", output_data, self._payload_limit)
         check_key("instance_id", instance_id)
         if lock is not None and await self._complete_running(instance_id, output, lock):
@@ -286,14 +373,7 @@ class Instances(Listing):
 
     async def _complete_running(self, instance_id: str, output: str | None, lock: Lock) -> bool:
         """Complete an instance that its owner runs; False if it is not, or not that owner's."""
-        check_lock(instance_id, lock)
-        completed = await self._finish_running.run(
-            instance_id=instance_id,
-            status=WorkflowStatus.COMPLETED,
-            output_data=output,
-            token=lock.token,
-            worker_id=lock.worker_id,
-        )
+        completed = await self._finish_running.run(completion(instance_id, output, lock))
         if completed:
             await self._clear_away(instance_id, WorkflowStatus.COMPLETED)
         return bool(completed)
@@ -378,6 +458,18 @@ class Instances(Listing):
         UPDATE {keys_unchanged} workflow_instances SET {lock_cleared}, runnable_since = {now}, updated_at = {now}
          WHERE instance_id = :instance_id AND locked_by = :worker_id AND lock_token = :token
            AND lock_expires_at > {now}""")
+
+
+def completion(instance_id: str, output: str | None, lock: Lock) -> dict[str, Any]:
+    """The parameters with which its owner completes an instance."""
+    check_lock(instance_id, lock)
+    return {
+        "instance_id": check_key("instance_id", instance_id),
+        "status": WorkflowStatus.COMPLETED,
+        "output_data": output,
+        "token": lock.token,
+        "worker_id": lock.worker_id,
+    }
 
 
 def check_lock_timeout(seconds: int | None) -> int | None:

@@ -29,6 +29,11 @@ class Manager:
 
     _hold = sql("SELECT i.status FROM workflow_instances i WHERE i.instance_id = :instance_id {for_update}")
 
+    # Before any other table has a row about the instance: one without ties ends without a look at those tables.
+    _tie = sql("""
+        UPDATE {keys_unchanged} workflow_instances SET has_ties = TRUE
+         WHERE instance_id = :instance_id AND NOT has_ties""")
+
     _record_step = sql(
         """
         INSERT INTO workflow_history
@@ -99,6 +104,11 @@ class Manager:
         if status in FINISHED:
             raise InvalidStatusTransitionError(instance_id, status, purpose)
         return status
+
+    async def _hold_to_tie(self, instance_id: str, lock: Lock | None, purpose: str) -> None:
+        """The same, for an instance of which another table is to have a row that must not outlive it."""
+        await self._hold_unfinished(instance_id, lock, purpose)
+        await self._tie.run(instance_id=instance_id)
 
     async def _hold_owned(self, instance_id: str, worker_id: str, lock: Lock | None) -> WorkflowStatus:
         """The same for a caller that must own the lock but may only know its own name."""

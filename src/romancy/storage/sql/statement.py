@@ -101,19 +101,22 @@ class NativeQuery(Query[T]):
 class Many(msgspec.Struct, frozen=True):
     """An insert for many sets of parameters at once, where that was measured to be worth a text of its own.
 
-    ``{rows}`` stands for them: a table ``r`` with a column for each parameter, and a `number`.
+    ``{rows}`` stands for them: a table ``r`` with a column for each parameter, and a `number`. Whose row cannot be
+    inserted is left out, and starts over alone.
     """
 
     columns: Mapping[str, str]
     """The parameters, with the types that PostgreSQL wants to be told."""
-    key: tuple[str, str]
+    key: tuple[str, ...]
     """By these parameters, which are columns too, an inserted row is found again."""
-    inserted_by: tuple[str, str]
-    """A column, and the parameter that is in it: what tells our row from one that somebody else has inserted."""
-    table: str
-    """Where the rows go; `id` is its column."""
     postgres: str
-    mysql: str
+    """Ends with RETURNING: the answer, then the key."""
+    mysql: str = ""
+    """Where MySQL and MariaDB need another one than `Together`."""
+    inserted_by: tuple[str, str] = ("", "")
+    """A column, and the parameter that is in it: what tells our row from one that somebody else has inserted."""
+    table: str = ""
+    """Where the rows go; `id` is its column."""
 
 
 class Together(msgspec.Struct, frozen=True):
@@ -133,12 +136,12 @@ class Together(msgspec.Struct, frozen=True):
     """Where rows are inserted; `id` is its column."""
 
 
-def same_insert(queries: Sequence[Query[Any]]) -> Many | None:
-    """The insert for many that all these queries ask for, if they do."""
+def same_statement(queries: Sequence[Query[Any]]) -> Statement[Any] | None:
+    """The statement that several queries run, if it is the same."""
     if len(queries) < 2:
         return None
     statement = queries[0].statement
-    return statement.many if all(query.statement is statement for query in queries) else None
+    return statement if all(query.statement is statement for query in queries) else None
 
 
 class Statement(Generic[RowT]):
@@ -151,12 +154,16 @@ class Statement(Generic[RowT]):
         variants: Mapping[str, str] | None = None,
         many: Many | None = None,
         together: Together | None = None,
+        *,
+        waits: bool = True,
     ) -> None:
         self.text = text
         self.row = row
         self.variants = variants or {}
         self.many = many
         self.together = together
+        self.waits = waits
+        """Whether it may have to wait for somebody's row on PostgreSQL."""
         self.name = "(unnamed)"
         self.writes = not text.lstrip().startswith("SELECT")
 
@@ -198,6 +205,7 @@ def sql(
     mysql: str | None = None,
     many: Many | None = None,
     together: Together | None = None,
+    waits: bool = True,
 ) -> Statement[tuple[Any, ...]]: ...
 @overload
 def sql(
@@ -216,11 +224,12 @@ def sql(
     mysql: str | None = None,
     many: Many | None = None,
     together: Together | None = None,
+    waits: bool = True,
 ) -> Statement[Any]:
     """Write a statement once; a database that was measured to deserve its own text gets it by keyword."""
     variants = {"postgres": postgres, "mysql": mysql}
     given = {name: variant for name, variant in variants.items() if variant is not None}
-    return Statement(text, row, given, many, together)
+    return Statement(text, row, given, many, together, waits=waits)
 
 
 REGISTRY: dict[str, Statement[Any]] = {}

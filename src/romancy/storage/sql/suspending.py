@@ -65,7 +65,8 @@ class Suspending(Delivery, Archive):
     ) -> list[HistoryEvent]:
         check_waits(instance_id, waits)
         # Awaited instances before our own: whatever finishes one locks it first, and then those that wait for it.
-        awaited = await self._statuses([wait.instance_id for wait in waits if isinstance(wait, InstanceWait)])
+        awaited_ids = sorted({wait.instance_id for wait in waits if isinstance(wait, InstanceWait)})
+        awaited = await self._statuses(awaited_ids, tie=not keep_lock)
         status = await self._hold_instance(instance_id, lock)
         self._must_run(instance_id, status)
         if only_running and status is not WorkflowStatus.RUNNING:
@@ -102,10 +103,12 @@ class Suspending(Delivery, Archive):
         await self._forget_wait.run(instance_id=instance_id, activity_id=activity_id)
         await self._forget_instance_wait.run(instance_id=instance_id, activity_id=activity_id)
 
-    async def _statuses(self, instance_ids: list[str]) -> dict[str, WorkflowStatus]:
-        """Keep these instances from finishing until commit; their statuses."""
+    async def _statuses(self, instance_ids: list[str], *, tie: bool) -> dict[str, WorkflowStatus]:
+        """Keep these instances, given in order, from finishing until commit; their statuses."""
         statuses: dict[str, WorkflowStatus] = {}
-        for instance_id in sorted(set(instance_ids)):
+        for instance_id in instance_ids:
+            if tie:  # first: two who share a row, and then both want to change it, would wait for each other
+                await self._tie.run(instance_id=instance_id)
             found = await self._share_instance.one(instance_id=instance_id)
             if found is None:
                 raise InstanceNotFoundError(instance_id)

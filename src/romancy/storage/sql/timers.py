@@ -69,7 +69,7 @@ class Timers(Locks):
     @operation(idempotent=True)
     async def register_timer_subscription(self, subscription: TimerSubscription, *, lock: Lock | None = None) -> None:
         check_timer(subscription)
-        await self._hold_unfinished(subscription.instance_id, lock, "waiting")
+        await self._hold_to_tie(subscription.instance_id, lock, "waiting")
         await self._keep_timer(subscription)
 
     async def _keep_timer(self, timer: TimerSubscription) -> None:

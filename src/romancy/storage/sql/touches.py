@@ -55,7 +55,7 @@ def of_suspension(instance_id: str, waits: Sequence[Wait], **_: object) -> Touch
     """Nobody publishes on a channel, and no awaited instance ends, while a wait for it is being decided."""
     channels = [_channel(wait.channel) for wait in waits if isinstance(wait, ChannelWait)]
     awaited = [_instance(wait.instance_id) for wait in waits if isinstance(wait, InstanceWait)]
-    return Touches(changes=(_instance(instance_id), *channels), shares=tuple(awaited))
+    return Touches(changes=(_instance(instance_id), *awaited, *channels))
 
 
 def of_firing(timer: TimerSubscription, *_: object, **__: object) -> Touches:

@@ -134,13 +134,15 @@ class PostgresDriver(Driver):
         return [f"DROP INDEX CONCURRENTLY IF EXISTS {self.input_index(path)}"]
 
     def for_many(self, many: Many) -> str:
-        """An insert of many rows, that answers with the id and the key of each it has inserted."""
+        """An insert of many rows, given as one JSON text."""
         found = self._expanded.get(many.postgres)
         if found is None:
-            arrays = ", ".join(f"${number}::{kind}[]" for number, kind in enumerate(many.columns.values(), start=1))
-            rows = f"unnest({arrays}) WITH ORDINALITY r({', '.join(many.columns)}, number)"
-            text = many.postgres.replace("{rows}", rows) + f" RETURNING id, {', '.join(many.key)}"
-            found = self._expanded[many.postgres] = self.expand(text)
+            types = ", ".join(f"{name} {kind}" for name, kind in many.columns.items())
+            rows = (
+                f"ROWS FROM (json_to_recordset($1::text::json) AS ({types}))"
+                f" WITH ORDINALITY r({', '.join(many.columns)}, number)"
+            )
+            found = self._expanded[many.postgres] = self.expand(many.postgres.replace("{rows}", rows))
         return found
 
     @staticmethod

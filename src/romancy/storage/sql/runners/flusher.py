@@ -167,8 +167,8 @@ class Flusher:
             self._loop = loop
         job = SharedJob(call, touches, loop)
         self._queue.append(job)
-        goes = touches.alike is not None or self._free_lanes() > 0  # else whoever leaves a lane comes for it
-        if goes and not self._called:
+        # If there is no lane, whoever leaves one comes for it.
+        if not self._called and (touches.alike is not None or self._free_lanes() > 0):
             self._called = True
             self._keep(loop.create_task(self._depart(), context=Context()))
         return job
@@ -328,8 +328,8 @@ class Flusher:
         first, *turns = batch.in_turns()
         asking = _begun(first)
         alike = not turns and all(job.call.traits.autocommit for job in first)
-        if alike and connection.can_insert_at_once(_asked(asking)):
-            await self._insert_at_once(connection, asking)
+        if alike and connection.can_write_at_once(_asked(asking)):
+            await self._write_at_once(connection, asking)
             return
         try:
             await self._runner.told(connection, connection.begin_impatiently())
@@ -350,11 +350,11 @@ class Flusher:
             return
         self._note_commit(batch.jobs)
 
-    async def _insert_at_once(self, connection: Connection, asking: list[SharedJob]) -> None:
-        """Run operations of which each asks for the same insert: one statement is its own transaction."""
+    async def _write_at_once(self, connection: Connection, asking: list[SharedJob]) -> None:
+        """Run operations of which each asks for the same write: one message is its own transaction."""
         try:
             self._note_statements(asking)
-            answers = await self._runner.told(connection, connection.insert_at_once(_asked(asking)))
+            answers = await self._runner.told(connection, connection.write_at_once(_asked(asking)))
         except Exception as error:
             if not isinstance(error, Failure) or error.kind is not Trouble.LOST:
                 raise Apart from error

@@ -25,7 +25,20 @@ from ...urls import DatabaseURL
 from ..drivers.mysql import MySQLDriver
 from ..operation import Call
 from ..rows import Row
-from ..statement import ALL, COUNT, ID, ONE, Many, NativeQuery, Query, Rendered, Statement, Together, Want, same_insert
+from ..statement import (
+    ALL,
+    COUNT,
+    ID,
+    ONE,
+    Many,
+    NativeQuery,
+    Query,
+    Rendered,
+    Statement,
+    Together,
+    Want,
+    same_statement,
+)
 from .pool import Connection, Pool
 from .server import ServerRunner
 from .trouble import Trouble
@@ -143,7 +156,7 @@ class MySQLConnection(Connection):
         """Insert many rows, all or none; their ids by place, or nothing if one of them is there already."""
         statement = alike[0][1].statement
         try:
-            if statement.many is not None:
+            if statement.many is not None and statement.many.mysql:
                 ids = await self._insert_many(statement.many, [query for _, query in alike])
                 return {number: row_id for (number, _), row_id in zip(alike, ids, strict=True)}
             assert statement.together is not None, "it is one or the other"
@@ -203,13 +216,32 @@ class MySQLConnection(Connection):
             found[place].append(row)
         return {number: _wanted(query.want, rows) for (number, query), rows in zip(asked.queries, found, strict=True)}
 
-    def can_insert_at_once(self, queries: Sequence[Query[Any]]) -> bool:
-        return self.can_join_parameters and same_insert(queries) is not None and _fit_into_one_message(queries)
+    def can_write_at_once(self, queries: Sequence[Query[Any]]) -> bool:
+        statement = same_statement(queries)
+        if statement is None or not self.can_join_parameters or not _fit_into_one_message(queries):
+            return False
+        return bool(statement.many and statement.many.mysql) or bool(statement.together and queries[0].want is COUNT)
 
-    async def insert_at_once(self, queries: Sequence[Query[Any]]) -> list[Any]:
-        many = same_insert(queries)
-        assert many is not None, "asked before"
-        return await self._insert_many(many, queries)
+    async def write_at_once(self, queries: Sequence[Query[Any]]) -> list[Any]:
+        statement = queries[0].statement
+        if statement.many is not None and statement.many.mysql:
+            return await self._insert_many(statement.many, queries)
+        assert statement.together is not None, "it is one or the other"
+        await self._commit_all(self._for_all(statement.together, list(enumerate(queries))), len(queries))
+        return [1] * len(queries)
+
+    async def _commit_all(self, write: str, rows: int) -> None:
+        """Run a write for many and commit, in one message, if it finds so many rows; else nothing is written."""
+        # A subquery of two rows is an error, with which the server stops before it comes to COMMIT.
+        all_found = f"SELECT IF(ROW_COUNT() = {rows}, 1, (SELECT 1 UNION ALL SELECT 2))"
+        try:
+            await self._read(self.raw.query(f"BEGIN;{write};{all_found};COMMIT"))
+            while self.raw._result.has_next:
+                await self._read(self.raw.next_result())
+        except my.MySQLError:
+            if not self.broken and self.in_transaction:
+                await self.rollback()
+            raise
 
     async def _insert_many(self, many: Many, queries: Sequence[Query[Any]]) -> list[Any]:
         """Insert many rows with one statement; the id of each, None where its instance is not ours."""

@@ -37,12 +37,12 @@ class Connection(ABC):
         return [await self.execute(query) for query in queries]
 
     @abstractmethod
-    def can_insert_at_once(self, queries: Sequence[Query[Any]]) -> bool:
-        """Whether these are inserts that a single statement can do."""
+    def can_write_at_once(self, queries: Sequence[Query[Any]]) -> bool:
+        """Whether these are writes that a single message can do and commit."""
 
     @abstractmethod
-    async def insert_at_once(self, queries: Sequence[Query[Any]]) -> list[Any]:
-        """Do so, all or none; the id of each, or None where nothing was inserted."""
+    async def write_at_once(self, queries: Sequence[Query[Any]]) -> list[Any]:
+        """Do so; the answer of each, or None where nothing was written. After an error nothing was."""
 
     @abstractmethod
     async def control(self, statement: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 import asyncpg
+import msgspec
 
 from ...errors import (
     DatabaseError,
@@ -20,7 +22,7 @@ from ...errors import (
 from ...urls import DatabaseURL
 from ..drivers.postgres import PostgresDriver
 from ..rows import Row
-from ..statement import ALL, COUNT, ONE, Encoder, Many, NativeQuery, Query, Statement, Want, same_insert
+from ..statement import ALL, COUNT, ONE, Many, NativeQuery, Query, Statement, Want, same_statement
 from .pool import Connection
 from .server import ServerRunner
 from .trouble import Trouble
@@ -42,6 +44,7 @@ _LOST = (
     OSError,
     TimeoutError,
 )
+_json = msgspec.json.Encoder()
 _NO_SCHEMA = (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.UndefinedFunctionError)
 
 
@@ -97,26 +100,24 @@ class PostgresConnection(Connection):
                 await self._execute_equal(queries, numbers, want, answers)
         return answers
 
-    def can_insert_at_once(self, queries: Sequence[Query[Any]]) -> bool:
-        return same_insert(queries) is not None
+    def can_write_at_once(self, queries: Sequence[Query[Any]]) -> bool:
+        statement = same_statement(queries)
+        return statement is not None and (statement.many is not None or not statement.waits)
 
-    async def insert_at_once(self, queries: Sequence[Query[Any]]) -> list[Any]:
-        many = same_insert(queries)
-        assert many is not None, "asked before"
+    async def write_at_once(self, queries: Sequence[Query[Any]]) -> list[Any]:
         try:
-            return await self._insert_many(many, queries)
+            # Without BEGIN, what goes in one message is a transaction.
+            return await self.execute_together(queries)
         except (asyncpg.DataError, asyncpg.InterfaceError):
             await self._end_what_was_begun()
             raise
 
     async def _insert_many(self, many: Many, queries: Sequence[Query[Any]]) -> list[Any]:
-        """Insert many rows with one statement; the id of each, None where its instance is not ours or is held."""
+        """Insert many rows with one statement; the answer of each, or None where it was left out."""
         rows = [query.params for query in queries]
-        arrays = [_array([row[name] for row in rows], self._driver.encoder(name)) for name in many.columns]
-        found = await self.raw.fetch(self._driver.for_many(many), *arrays)
-        ids = {(first, second): row_id for row_id, first, second in found}
-        first, second = many.key
-        return [ids.get((row[first], row[second])) for row in rows]
+        found = await self.raw.fetch(self._driver.for_many(many), _as_json(rows, self._driver))
+        answers = {tuple(key): answer for answer, *key in found}
+        return [answers.get(tuple(row[name] for name in many.key)) for row in rows]
 
     async def _execute_equal(
         self, queries: Sequence[Query[Any]], numbers: list[int], want: Want, answers: list[Any]
@@ -177,11 +178,20 @@ class PostgresConnection(Connection):
         await self.raw.close()
 
 
-def _array(values: list[Any], encode: Encoder | None) -> list[Any] | None:
-    """A column of parameters; None, which unnest() makes as long as the others, is sent quicker than many of them."""
-    if values.count(None) == len(values):
-        return None
-    return values if encode is None else [encode(value) for value in values]
+def _as_json(rows: Sequence[Mapping[str, Any]], driver: PostgresDriver) -> str:
+    """Parameters as one: of a list asyncpg asks every element whether it is a list, too."""
+    return _json.encode([_spelled(row, driver) for row in rows]).decode()
+
+
+def _spelled(row: Mapping[str, Any], driver: PostgresDriver) -> Mapping[str, Any]:
+    """A row with its times and bytes as PostgreSQL reads them."""
+    spelled: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, datetime):
+            spelled[name] = driver.encode_time(value)
+        elif isinstance(value, bytes):
+            spelled[name] = f"\\x{value.hex()}"
+    return {**row, **spelled} if spelled else row
 
 
 def _row(record: Any) -> Row:
