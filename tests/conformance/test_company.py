@@ -27,6 +27,7 @@ from romancy.storage import (
     WorkflowStatus,
 )
 from romancy.storage.sql.runners.mysql import MySQLConnection, MySQLRunner
+from romancy.storage.sql.runners.server import ServerRunner
 from tests.harness import Harness, history_of, step
 
 from .arrange import status_of
@@ -317,6 +318,54 @@ async def test_who_completes_in_company_leaves_as_little_behind_as_alone(harness
     assert await storage.get_awaited_steps("order-3") == []
     assert [event.activity_id for event in await history_of(storage, "parent")] == ["child:1"]
     assert await status_of(storage, "parent") is WorkflowStatus.RUNNING
+
+
+async def test_one_with_ties_does_not_send_the_others_home(
+    harness: Harness, storage: SQLStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not isinstance(storage.runner, ServerRunner):
+        return
+    locks = [await harness.locked(storage, instance_id=f"order-{number}") for number in range(12)]
+    await storage.join_group("order-1", "open")
+    alone: list[str] = []
+    run_alone = ServerRunner._run_alone
+
+    async def noted(self: ServerRunner, call: Any, failed: Any = None) -> Any:
+        alone.append(call.name)
+        return await run_alone(self, call, failed)
+
+    monkeypatch.setattr(ServerRunner, "_run_alone", noted)
+    await together(*(storage.update_instance_output(lock.instance_id, "1", lock=lock) for lock in locks))
+
+    assert alone == []
+    assert {await status_of(storage, lock.instance_id) for lock in locks} == {WorkflowStatus.COMPLETED}
+    assert await storage.get_group_members("open") == []
+
+
+async def test_large_steps_are_recorded_in_company_too(harness: Harness, storage: SQLStorage) -> None:
+    locks = [await harness.locked(storage, instance_id=f"order-{number}") for number in range(12)]
+    await storage.release_lock("order-7", locks[7].worker_id, lock=locks[7])
+    large = f'"{"x" * 100_000}"'
+
+    answers = await together(
+        *(storage.append_history(step(lock.instance_id, "charge:1", large), lock=lock) for lock in locks)
+    )
+
+    assert [number for number, answer in enumerate(answers) if isinstance(answer, LockLostError)] == [7]
+    for number, lock in enumerate(locks):
+        events = await history_of(storage, lock.instance_id)
+        assert [event.event_data for event in events] == ([] if number == 7 else [large])
+
+
+async def test_texts_of_types_of_their_own_are_texts(harness: Harness, storage: SQLStorage) -> None:
+    class Text(str): ...
+
+    locks = [await harness.locked(storage, instance_id=f"order-{number}") for number in range(4)]
+
+    await together(*(storage.append_history(step(lock.instance_id, Text("charge:1")), lock=lock) for lock in locks))
+
+    for lock in locks:
+        assert [event.activity_id for event in await history_of(storage, lock.instance_id)] == ["charge:1"]
 
 
 async def test_timers_that_are_due_together_fire_each_for_its_own(harness: Harness, storage: SQLStorage) -> None:

@@ -129,4 +129,10 @@ async def test_what_another_framework_has_created_may_have_ties(harness: Harness
         f" FROM workflow_instances WHERE instance_id = '{lock.instance_id}'"
     )
 
-    assert await storage.conn().fetch_value("SELECT has_ties FROM workflow_instances WHERE instance_id = 'theirs'")
+    await harness.instance(storage, instance_id="for them", framework="python")
+
+    for instance_id, has_ties in (("theirs", True), ("for them", True), (lock.instance_id, False)):
+        found = await storage.conn().fetch_value(
+            "SELECT has_ties FROM workflow_instances WHERE instance_id = :instance_id", instance_id=instance_id
+        )
+        assert bool(found) == has_ties

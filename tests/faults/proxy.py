@@ -20,6 +20,8 @@ class Proxy:
         self.cut_when_sent: bytes | None = None
         self.cut_when_answered: bytes | None = None
         self.frozen = False
+        self.closed_after_cut = False
+        """Whether the first cut is the last that is heard of the server."""
         self.delay_sec = 0.0
         self.cuts = 0
         self.connections = 0
@@ -27,6 +29,9 @@ class Proxy:
 
     async def _serve(self, client_reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
         self.connections += 1
+        if self.closed_after_cut and self.cuts:
+            client.transport.abort()
+            return
         server_reader, server = await asyncio.open_connection(self._server.hostname, self._server.port)
         pair = (client, server)
         self._pairs.append(pair)
@@ -69,6 +74,8 @@ class Proxy:
             await self._hold()
             if waiting_for_answer.is_set():
                 self.cuts += 1
+                if self.closed_after_cut:
+                    self.cut_all()
                 break
             pair[0].write(data)
             await pair[0].drain()

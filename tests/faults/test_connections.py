@@ -116,6 +116,17 @@ async def test_an_operation_cut_after_its_commit_is_of_unknown_outcome(harness: 
     assert await completed(line.direct, lock)
 
 
+async def test_a_completion_that_cannot_find_out_what_came_of_it_says_so(harness: Harness, line: Line) -> None:
+    lock = await harness.locked(line.direct)
+    await line.storage.update_instance_output((first := await harness.locked(line.direct)).instance_id, "1", lock=first)
+
+    line.proxy.cut_when_answered, line.proxy.closed_after_cut = b"done", True
+    with pytest.raises(OutcomeUnknownError):
+        await line.storage.update_instance_output(lock.instance_id, '"done"', lock=lock)
+
+    assert await completed(line.direct, lock)
+
+
 async def test_a_completion_that_a_rival_has_prevented_is_not_taken_for_done(harness: Harness, line: Line) -> None:
     lock = await harness.locked(line.direct)
 

@@ -88,6 +88,9 @@ class AnyFramework:
         return "ANY"
 
 
+FRAMEWORK = "romancy-py"
+"""Whose instances these are, where several frameworks share a database."""
+
 ANY: Final = AnyFramework()
 """``list_instances(framework=ANY)`` lists the instances of every framework in the database."""
 

@@ -14,11 +14,14 @@ from ..errors import (
     InvalidStatusTransitionError,
     LockLostError,
     OutcomeUnknownError,
+    StorageClosedError,
+    TransientStorageError,
     WorkflowNotCancellableError,
 )
 from ..models import (
     CANCELLABLE,
     FINISHED,
+    FRAMEWORK,
     RUNNABLE,
     WAITING,
     HistoryEvent,
@@ -76,6 +79,7 @@ INSTANCE_TYPES = {
     "lock_expires_at": "timestamp",
     "lock_token": "bigint",
     "finished_at": "timestamp",
+    "has_ties": "boolean",
 }
 """The parameters of a new instance."""
 
@@ -105,7 +109,7 @@ class Instances(Listing):
         SELECT :instance_id, d.workflow_name, d.source_hash, :owner_service, :framework, :status, :current_activity_id,
                :continued_from, COALESCE(:started_at, {now}), COALESCE(:updated_at, {now}), :input_data, :output_data,
                :locked_by, :locked_at, :lock_timeout_seconds, :lock_expires_at, :lock_token, {now}, :finished_at,
-               FALSE"""
+               :has_ties"""
     _CREATED_TOGETHER = PARAMETER.sub(r"r.\1", _CREATED)
 
     _create = sql(
@@ -249,12 +253,13 @@ class Instances(Listing):
     def _checked_instance(self, instance: WorkflowInstance) -> dict[str, Any]:
         limit = self._payload_limit
         self._check_together(instance.input_data, instance.output_data)
+        framework = check_key("framework", instance.framework or self.framework, 50)
         return {
             "instance_id": check_key("instance_id", instance.instance_id),
             "workflow_name": check_key("workflow_name", instance.workflow_name),
             "source_hash": check_label("source_hash", instance.source_hash, 64),
             "owner_service": check_label("owner_service", instance.owner_service),
-            "framework": check_key("framework", instance.framework or self.framework, 50),
+            "framework": framework,
             "status": WorkflowStatus(instance.status),
             "current_activity_id": check_optional_key("current_activity_id", instance.current_activity_id),
             "continued_from": check_optional_key("continued_from", instance.continued_from),
@@ -268,6 +273,7 @@ class Instances(Listing):
             "lock_expires_at": None,
             "lock_token": instance.lock_token,
             "finished_at": None,
+            "has_ties": framework != FRAMEWORK,  # others tie without saying so
         }
 
     @operation(reads=True, by_key=True)
@@ -338,8 +344,11 @@ class Instances(Listing):
         try:
             if not await self._complete_untied(instance_id, output_data, lock):
                 await self._complete(instance_id, output_data, lock)
-        except OutcomeUnknownError:
-            await self._complete_again(instance_id, output_data, lock)
+        except OutcomeUnknownError as unknown:
+            try:
+                await self._complete_again(instance_id, output_data, lock)
+            except (TransientStorageError, StorageClosedError):
+                raise unknown from None  # that nothing was written would be said of the second attempt only
 
     async def _complete_again(self, instance_id: str, output_data: str | None, lock: Lock) -> None:
         """After an attempt of which nobody knows what came of it: perhaps it is completed already, as it should be."""

@@ -34,6 +34,10 @@ Decode = Callable[[Sequence[Any]], list[Any]]
 """Turns all rows of an answer into values at once."""
 
 
+_LONG = (str, bytes)
+"""The types of what makes a message long; as a tuple, for a union is made anew at each look."""
+
+
 class Want(Enum):
     """What a query is asked for."""
 
@@ -134,6 +138,11 @@ class Together(msgspec.Struct, frozen=True):
     """By these columns of what was inserted, which are parameters too, the ids are found."""
     table: str = ""
     """Where rows are inserted; `id` is its column."""
+
+
+def length_of(queries: Sequence[Query[Any]]) -> int:
+    """How long the texts and bytes are that go with them."""
+    return sum(len(value) for query in queries for value in query.params.values() if isinstance(value, _LONG))
 
 
 def same_statement(queries: Sequence[Query[Any]]) -> Statement[Any] | None:

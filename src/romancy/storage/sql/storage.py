@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from ..errors import InvalidURLError, MissingDriverError
 from ..migrations import declare_input_path, declared_input_paths, forget_input_path, migrate
+from ..models import FRAMEWORK
 from ..notifications import TOPICS, DatagramWakeups, InProcessWakeups, Listener, PostgresWakeups, Wakeups
 from ..protocols import Executor, PostCommitCallback
 from ..urls import DatabaseURL, check_options, parse_url
@@ -31,7 +32,6 @@ from .transactions import TransactionBlock
 from .waking import Waking
 from .work import Looking
 
-FRAMEWORK = "romancy-py"
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 
 

@@ -107,11 +107,11 @@ class Batch(Crowd):
     def in_turns(self) -> list[list[SharedJob]]:
         """Split it so that those who touch something in common follow each other, in the order they came.
 
-        Each turn goes by channel, so that two flushes that meet in the database come to its rows in the same order;
-        instances have owners, who do not meet.
+        Each turn goes by what others may touch as well, a channel or an awaited instance, so that two flushes that meet
+        in the database come to its rows in the same order; an instance has an owner, who meets nobody there.
         """
         turns = [self.jobs] if self._apart else self._taking_turns()
-        return [sorted(jobs, key=lambda job: job.touches.shares[:1]) for jobs in turns]
+        return [sorted(jobs, key=lambda job: job.touches.shares[:1] or job.touches.changes[1:2]) for jobs in turns]
 
     def _taking_turns(self) -> list[list[SharedJob]]:
         turns: list[tuple[Crowd, list[SharedJob]]] = [(Crowd(), [])]

@@ -37,6 +37,7 @@ from ..statement import (
     Statement,
     Together,
     Want,
+    length_of,
     same_statement,
 )
 from .pool import Connection, Pool
@@ -44,10 +45,9 @@ from .server import ServerRunner
 from .trouble import Trouble
 
 _LONGEST_MESSAGE = 200_000
-_LONG = (str, bytes)
-"""The types of what makes a message long; as a tuple, for a union is made anew at each look."""
 _FEW = 3
 _DUPLICATE = 1062
+_TWO_ROWS = 1242  # a subquery has, where it should have one
 _CONFLICTS = {
     1213,  # deadlock
     1205,  # lock wait timeout
@@ -133,7 +133,7 @@ class MySQLConnection(Connection):
         return [
             group
             for group in groups.values()
-            if len(group) > _FEW and _fit_into_one_message([query for _, query in group])
+            if len(group) > _FEW and length_of([query for _, query in group]) <= _LONGEST_MESSAGE
         ]
 
     def _united(self, alike: list[tuple[int, Query[Any]]]) -> _Asked:
@@ -218,7 +218,7 @@ class MySQLConnection(Connection):
 
     def can_write_at_once(self, queries: Sequence[Query[Any]]) -> bool:
         statement = same_statement(queries)
-        if statement is None or not self.can_join_parameters or not _fit_into_one_message(queries):
+        if statement is None or not self.can_join_parameters or length_of(queries) > _LONGEST_MESSAGE:
             return False
         return bool(statement.many and statement.many.mysql) or bool(statement.together and queries[0].want is COUNT)
 
@@ -227,10 +227,10 @@ class MySQLConnection(Connection):
         if statement.many is not None and statement.many.mysql:
             return await self._insert_many(statement.many, queries)
         assert statement.together is not None, "it is one or the other"
-        await self._commit_all(self._for_all(statement.together, list(enumerate(queries))), len(queries))
-        return [1] * len(queries)
+        done = await self._commit_all(self._for_all(statement.together, list(enumerate(queries))), len(queries))
+        return [int(done)] * len(queries)
 
-    async def _commit_all(self, write: str, rows: int) -> None:
+    async def _commit_all(self, write: str, rows: int) -> bool:
         """Run a write for many and commit, in one message, if it finds so many rows; else nothing is written."""
         # A subquery of two rows is an error, with which the server stops before it comes to COMMIT.
         all_found = f"SELECT IF(ROW_COUNT() = {rows}, 1, (SELECT 1 UNION ALL SELECT 2))"
@@ -238,10 +238,13 @@ class MySQLConnection(Connection):
             await self._read(self.raw.query(f"BEGIN;{write};{all_found};COMMIT"))
             while self.raw._result.has_next:
                 await self._read(self.raw.next_result())
-        except my.MySQLError:
+        except my.MySQLError as error:
             if not self.broken and self.in_transaction:
                 await self.rollback()
-            raise
+            if error_code(error) != _TWO_ROWS:
+                raise
+            return False
+        return True
 
     async def _insert_many(self, many: Many, queries: Sequence[Query[Any]]) -> list[Any]:
         """Insert many rows with one statement; the id of each, None where its instance is not ours."""
@@ -363,11 +366,6 @@ def _wanted(want: Want, rows: Sequence[Any]) -> Any:
     if not rows:
         return None
     return rows[0] if want is ONE else rows[0][0]
-
-
-def _fit_into_one_message(queries: Sequence[Query[Any]]) -> bool:
-    lengths = (len(value) for query in queries for value in query.params.values() if isinstance(value, _LONG))
-    return sum(lengths) <= _LONGEST_MESSAGE
 
 
 def _first_message(texts: Sequence[str]) -> Sequence[str]:

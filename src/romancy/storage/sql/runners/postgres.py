@@ -22,7 +22,7 @@ from ...errors import (
 from ...urls import DatabaseURL
 from ..drivers.postgres import PostgresDriver
 from ..rows import Row
-from ..statement import ALL, COUNT, ONE, Many, NativeQuery, Query, Statement, Want, same_statement
+from ..statement import ALL, COUNT, ONE, Many, NativeQuery, Query, Statement, Want, length_of, same_statement
 from .pool import Connection
 from .server import ServerRunner
 from .trouble import Trouble
@@ -44,7 +44,7 @@ _LOST = (
     OSError,
     TimeoutError,
 )
-_json = msgspec.json.Encoder()
+_LONGEST_JSON = 200_000
 _NO_SCHEMA = (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.UndefinedFunctionError)
 
 
@@ -92,8 +92,8 @@ class PostgresConnection(Connection):
         for (statement, want), numbers in equal.items():
             if len(numbers) == 1:
                 answers[numbers[0]] = await self.execute(queries[numbers[0]])
-            elif statement.many is not None:
-                ids = await self._insert_many(statement.many, [queries[number] for number in numbers])
+            elif statement.many is not None and self._are_short(alike := [queries[number] for number in numbers]):
+                ids = await self._insert_many(statement.many, alike)
                 for number, row_id in zip(numbers, ids, strict=True):
                     answers[number] = row_id
             else:
@@ -102,7 +102,14 @@ class PostgresConnection(Connection):
 
     def can_write_at_once(self, queries: Sequence[Query[Any]]) -> bool:
         statement = same_statement(queries)
-        return statement is not None and (statement.many is not None or not statement.waits)
+        if statement is None:
+            return False
+        return not statement.waits if statement.many is None else self._are_short(queries)
+
+    @staticmethod
+    def _are_short(queries: Sequence[Query[Any]]) -> bool:
+        """Whether they go well into one JSON text, which has to be read from its beginning to its end."""
+        return length_of(queries) <= _LONGEST_JSON
 
     async def write_at_once(self, queries: Sequence[Query[Any]]) -> list[Any]:
         try:
@@ -176,6 +183,16 @@ class PostgresConnection(Connection):
 
     async def close(self) -> None:
         await self.raw.close()
+
+
+def _plain(value: Any) -> str:
+    """A text of a type of its own."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise TypeError(f"not a parameter: {value!r}")
+
+
+_json = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def _as_json(rows: Sequence[Mapping[str, Any]], driver: PostgresDriver) -> str:
