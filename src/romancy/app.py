@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -24,6 +25,7 @@ from .errors import (
     WorkflowMismatchError,
 )
 from .hooks import Hooks, Observers
+from .logs import about
 from .notices import hear
 from .outbox import Publisher, Relayer
 from .serialization import Signature, StoredError, decode
@@ -48,6 +50,8 @@ from .workflow import Workflow
 
 S = TypeVar("S")
 T = TypeVar("T")
+
+log = logging.getLogger("romancy")
 
 _FIRST_LOOK_SEC = 0.05
 _LONGEST_LOOK_SEC = 1.0
@@ -88,7 +92,10 @@ class WorkflowHandle(Generic[T]):
         error = msgspec.json.decode(
             ended.output_data or '{"error_type": "unknown", "error_message": ""}', type=StoredError
         )
-        raise WorkflowFailedError(self.id, error.error_type, error.error_message)
+        failed = WorkflowFailedError(self.id, error.error_type, error.error_message)
+        if error.stack_trace:
+            failed.add_note(f"\nWhere it failed, in the worker:\n\n{error.stack_trace.rstrip()}")
+        raise failed
 
     async def _cancel_reason(self) -> str:
         event = await self._app.storage.get_history_event(self.id, "workflow_cancelled")
@@ -160,6 +167,8 @@ class App:
         self._observers = Observers(hooks)
         self._relaying: asyncio.Task[None] | None = None
         self.worker: Worker | None = None
+        self._left_to_others: set[str] = set()
+        """Workflows that were started here, and that only others can run."""
         self._waiting: dict[str, set[asyncio.Event]] = {}
         self._listening: asyncio.Task[None] | None = None
 
@@ -210,8 +219,7 @@ class App:
         self, workflow: Workflow[..., T], *args: Any, id: str | None = None, **kwargs: Any
     ) -> WorkflowHandle[T]:
         """Store a new instance, to be run by any worker; an id that exists is that instance, whatever its input."""
-        if self.workflows.get(workflow.name, workflow) is not workflow:
-            raise UnknownWorkflowError(f"this app's {workflow.name!r} is another workflow")
+        self._check_startable(workflow)
         instance = WorkflowInstance(
             instance_id=id or f"{workflow.name}-{_new_id()}",
             workflow_name=workflow.name,
@@ -221,6 +229,24 @@ class App:
         )
         await self._create(instance)
         return WorkflowHandle(self, instance.instance_id, workflow.signature)
+
+    def _check_startable(self, workflow: Any) -> None:
+        if not isinstance(workflow, Workflow):
+            raise TypeError(f"not a workflow (is @workflow missing?): {workflow!r}")
+        self._check_open()
+        if self.workflows.get(workflow.name, workflow) is not workflow:
+            raise UnknownWorkflowError(f"this app's {workflow.name!r} is another workflow")
+        if (
+            self.worker is not None
+            and workflow.name not in self.workflows
+            and workflow.name not in self._left_to_others
+        ):
+            self._left_to_others.add(workflow.name)
+            log.warning("workflow %r is not one of this app's: it waits for another worker to run it", workflow.name)
+
+    def _check_open(self) -> None:
+        if self._listening is None:
+            raise RomancyError("the app is not running yet: use it inside `async with app:`")
 
     async def _create(self, instance: WorkflowInstance) -> None:
         worker, name = self.worker, instance.workflow_name
@@ -289,7 +315,9 @@ class App:
     async def _finished(self, instance_id: str) -> Ended:
         """Wait until an instance has finished: told by our own worker or by a hint, else by looking."""
         storage = self.storage  # before anything waits: it is refused in a workflow's body
+        self._check_open()
         told = asyncio.Event()
+        parked = False
         self._waiting.setdefault(instance_id, set()).add(told)
         pause = _FIRST_LOOK_SEC
         try:
@@ -306,6 +334,13 @@ class App:
                     raise InstanceNotFoundError(instance_id)
                 if instance.status in FINISHED:
                     return Ended(instance.status, instance.output_data)
+                if instance.parked_reason is not None and not parked:
+                    parked = True
+                    log.warning(
+                        "instance %s is parked, and waited for; `romancy show` tells why",
+                        instance_id,
+                        extra=about(instance_id),
+                    )
                 if running is not None:
                     continue
                 try:

@@ -65,6 +65,11 @@ class ActivityError(RomancyError):
 class NonDeterminismError(RomancyError):
     """The workflow's code asks for another step than its history has recorded."""
 
+    def __init__(self, message: str, values: str = "") -> None:
+        super().__init__(message + values)
+        self.without_values = message
+        """What may be logged."""
+
 
 class WorkerVanishedError(RomancyError):
     """Workers keep dying while they run the instance, without a new step of it; why it is parked, never raised."""

@@ -1,9 +1,13 @@
 """The command line, where it could surprise."""
 
+import asyncio
+import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from romancy import App, WorkflowFailedError, activity, workflow
 from romancy.cli.main import main
 
 
@@ -15,3 +19,90 @@ def test_looking_at_a_file_that_is_not_there_does_not_make_one(
     assert main([*command, "--url", f"sqlite:///{path}"]) == 1
     assert f"there is no SQLite database '{path}'" in capsys.readouterr().err
     assert not path.exists()
+
+
+@activity
+async def fine() -> None: ...
+
+
+@workflow
+async def breaks() -> None:
+    await fine()
+    raise KeyError("missing")
+
+
+@pytest.fixture
+async def url(tmp_path: Path) -> str:
+    """A database in which one instance has failed and one was cancelled."""
+    url = f"sqlite:///{tmp_path}/orders.db"
+    async with App(url, workflows=[breaks]) as app:
+        with pytest.raises(WorkflowFailedError):
+            await (await app.start(breaks, id="failed")).result(timeout=10)
+    async with App(url, workflows=[breaks], worker=False) as client:
+        handle = await client.start(breaks, id="cancelled")
+        await handle.cancel("changed my mind")
+    return url
+
+
+async def run(*arguments: str) -> int:
+    return await asyncio.to_thread(main, arguments)
+
+
+@pytest.mark.parametrize(("instance_id", "why"), [("failed", "KeyError: 'missing'"), ("cancelled", "changed my mind")])
+async def test_showing_an_instance_tells_why_it_ended(
+    url: str, capsys: pytest.CaptureFixture[str], instance_id: str, why: str
+) -> None:
+    assert await run("show", instance_id, "--url", url) == 0
+    assert f"{instance_id:<10} {why}\n" in capsys.readouterr().out
+
+
+async def test_a_list_for_programs_does_not_pretend_that_payloads_are_empty(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await run("list", "--json", "--url", url) == 0
+    listed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {instance["instance_id"] for instance in listed} == {"failed", "cancelled"}
+    assert not any("input_data" in instance or "output_data" in instance for instance in listed)
+
+
+async def test_what_is_not_there_cannot_be_unparked(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await run("unpark", "nobody", "--url", url) == 1
+    assert "there is no instance 'nobody'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("address", "complaint"),
+    [
+        ("shop", "does not say which App"),
+        ("shop.py:app", "a module is named without .py"),
+        ("nowhere:app", "cannot import 'nowhere'"),
+        ("shop:ap", "hint: there is shop:app"),
+        ("shop:number", "not an App, but of type int"),
+        ("shop:idle", "has no workflows to run"),
+    ],
+)
+def test_a_worker_that_finds_no_app_says_why(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    address: str,
+    complaint: str,
+) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from romancy import App, workflow\n"
+        "@workflow\nasync def sell() -> None: ...\n"
+        "app, idle, number = App('sqlite:///x.db', workflows=[sell]), App('sqlite:///x.db'), 7\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "shop", raising=False)
+    assert main(["worker", address]) == 1
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_module_that_cannot_import_something_shows_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torn.py").write_text("import no_such_library\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        main(["worker", "torn:app"])

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from ..errors import RomancyError
+from ..errors import NonDeterminismError, RomancyError
+from ..serialization import StoredError
 from ..storage import (
+    HistoryEvent,
     HistoryIterator,
     InstanceNotFoundError,
     ListInstancesOptions,
@@ -21,6 +23,8 @@ from ..storage import (
 )
 from ..storage.sql.runners.sqlite import MEMORY
 from ..storage.urls import parse_url
+
+_PAYLOADS = ("input_data", "output_data")
 
 
 def _existing(url: str) -> SQLStorage:
@@ -45,7 +49,8 @@ async def list_them(options: argparse.Namespace) -> int:
         now = await storage.current_time()
     if options.json:
         for instance in page.instances:
-            print(msgspec.json.encode(instance).decode())
+            listed = msgspec.structs.asdict(instance)
+            print(msgspec.json.encode({name: listed[name] for name in listed if name not in _PAYLOADS}).decode())
         return 0
     width = max((len(instance.instance_id) for instance in page.instances), default=0)
     for instance in page.instances:
@@ -64,7 +69,9 @@ async def show(options: argparse.Namespace) -> int:
         instance = await storage.get_instance(options.id)
         if instance is None:
             raise InstanceNotFoundError(options.id)
-        for name, value in described(instance, await storage.current_time(), payloads=options.payloads):
+        cancelled = await storage.get_history_event(options.id, "workflow_cancelled")
+        facts = described(instance, await storage.current_time(), payloads=options.payloads)
+        for name, value in [*facts, *reason_of(instance, cancelled)]:
             print(f"{name:<10} {value}")
         print()
         async for event in HistoryIterator(storage, options.id):
@@ -85,6 +92,8 @@ async def unpark(options: argparse.Namespace) -> int:
     """Let workers see the instance again."""
     async with _existing(options.url) as storage:
         was_parked = await storage.unpark(options.id)
+        if not was_parked and await storage.get_instance(options.id) is None:
+            raise InstanceNotFoundError(options.id)
     print(f"{options.id} {'can be picked up again' if was_parked else 'was not parked'}", file=sys.stderr)
     return 0 if was_parked else 1
 
@@ -108,10 +117,29 @@ def described(instance: WorkflowInstance, now: datetime, *, payloads: bool) -> l
     if is_parked(instance, now):
         for_good = instance.parked_until is not None and instance.parked_until.year == 9999
         until = "it is unparked" if for_good else shown(instance.parked_until)
+        if for_good and (instance.parked_reason or "").startswith(NonDeterminismError.__name__):
+            until = "a worker has other code for it"
         facts.append(("parked", f"until {until}: {instance.parked_reason}"))
     if payloads:
         facts += [("input", str(instance.input_data)), ("output", str(instance.output_data))]
     return facts
+
+
+def reason_of(instance: WorkflowInstance, cancelled: HistoryEvent | None) -> list[tuple[str, str]]:
+    """Why an instance has ended other than well, as far as it is told in our words."""
+    try:
+        if instance.status is WorkflowStatus.FAILED:
+            error = msgspec.json.decode(instance.output_data or "", type=StoredError)
+            return [("failed", f"{error.error_type}: {error.error_message}")]
+        if cancelled is not None:
+            return [("cancelled", msgspec.json.decode(cancelled.event_data or "", type=_Cancelled).reason)]
+    except msgspec.MsgspecError:
+        pass  # another framework's words
+    return []
+
+
+class _Cancelled(msgspec.Struct):
+    reason: str
 
 
 def shown(moment: datetime | None) -> str:

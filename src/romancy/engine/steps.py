@@ -153,8 +153,8 @@ class Step:
                 )
             if recorded.input_hash and recorded.input_hash != self.input_hash:
                 raise NonDeterminismError(
-                    f"step {self.id!r}: {self.name} is called with other arguments than were recorded;"
-                    f" the code gives {self.input_json}, history has {_recorded_input(event)}"
+                    f"step {self.id!r}: {self.name} is called with other arguments than were recorded",
+                    f"; the code gives {self.input_json}, history has {_recorded_input(event)}",
                 )
 
     def recorded_at(self, event: HistoryEvent) -> float:

@@ -147,7 +147,9 @@ class NotSubscribedError(StorageError):
     """The instance has no subscription to this channel."""
 
     def __init__(self, instance_id: str, channel: str) -> None:
-        super().__init__(f"instance {instance_id!r} is not subscribed to channel {channel!r}")
+        super().__init__(
+            f"instance {instance_id!r} is not subscribed to channel {channel!r}: subscribe before receiving"
+        )
         self.instance_id = instance_id
         self.channel = channel
 
@@ -185,7 +187,7 @@ class MissingDriverError(StorageError, ImportError):
     """The client library of this kind of database is not installed."""
 
     def __init__(self, database: str, extra: str) -> None:
-        super().__init__(f"the client library for {database} is not installed: pip install 'romancy[{extra}]'")
+        super().__init__(f"the client library for {database} is not installed; it comes with romancy[{extra}]")
 
 
 class TransactionError(StorageError):

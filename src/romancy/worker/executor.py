@@ -181,7 +181,7 @@ class Executor:
             log.info("instance %s: the lock is another worker's now", instance_id, extra=about(instance_id))
             execution.watched.suspended("lock lost")
         except NonDeterminismError as error:
-            log.error("instance %s is parked: %s", instance_id, error, extra=about(instance_id))
+            log.error("instance %s is parked: %s", instance_id, error.without_values, extra=about(instance_id))
             await self._quietly(self._refuse(execution, error))
         except INFRASTRUCTURE as error:
             # The infrastructure's trouble, never the workflow's: somebody goes on when it is over.
