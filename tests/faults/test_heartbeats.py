@@ -27,9 +27,13 @@ class Hold:
             self._opened.set()
             await self._enough.wait()
 
-    async def opened(self) -> bool:
-        await asyncio.wait({asyncio.ensure_future(self._opened.wait()), self._task}, timeout=0.3)
+    @property
+    def is_open(self) -> bool:
         return self._opened.is_set()
+
+    async def opened(self) -> bool:
+        async with asyncio.timeout(10):
+            return await self._opened.wait()
 
     async def end(self) -> None:
         self._enough.set()
@@ -43,14 +47,18 @@ async def test_open_transactions_leave_a_connection_for_heartbeats(harness: Harn
     lock = await harness.locked(storage)
     ids = [await harness.instance(storage) for _ in range(transactions)]
     holds = [Hold(storage, instance_id) for instance_id in ids]
-    opened = [await hold.opened() for hold in holds[:POOL_SIZE]]
+    async with asyncio.timeout(10):
+        while sum(hold.is_open for hold in holds) < POOL_SIZE - 2:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.3)
+    opened = sum(hold.is_open for hold in holds)
 
     begun = time.monotonic()
     refreshed = await storage.refresh_lock(lock.instance_id, lock.worker_id, 60, lock=lock)
 
     assert time.monotonic() - begun < 1
     assert refreshed is not None
-    assert sum(opened) == POOL_SIZE - 2
+    assert opened == POOL_SIZE - 2
     await asyncio.gather(*(hold.end() for hold in holds))
     await assert_nothing_is_held(storage)
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from .checks import page_size
+from .checks import check_key, page_size, positive
 
 T = TypeVar("T")
 
@@ -22,6 +22,11 @@ class Claim(msgspec.Struct, frozen=True):
     workflow_names: Sequence[str] | None
     owner_service: str | None
 
+    def check(self) -> None:
+        """An error is its own caller's, before the wish is added to those of others."""
+        check_key("worker_id", self.worker_id)
+        positive("timeout_sec", self.timeout_sec)
+
 
 class Lease(msgspec.Struct, frozen=True):
     """A relayer's wish for events to send."""
@@ -29,6 +34,11 @@ class Lease(msgspec.Struct, frozen=True):
     owner: str
     lease_sec: float
     limit: int
+
+    def check(self) -> None:
+        """The same."""
+        check_key("owner", self.owner)
+        positive("lease_sec", self.lease_sec)
 
 
 def limit_of_all(demands: Sequence[Claim | Lease]) -> int:

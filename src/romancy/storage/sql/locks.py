@@ -134,8 +134,7 @@ class Locks(Instances):
     async def _claim_for_all(self, demands: Sequence[Claim]) -> list[list[tuple[WorkflowInstance, Lock]]]:
         """Claim for several who look for the same; what each of them gets."""
         for demand in demands:
-            check_key("worker_id", demand.worker_id)
-            positive("timeout_sec", demand.timeout_sec)
+            demand.check()
         ours = self._ours(demands[0].workflow_names, demands[0].owner_service)
         found = await self._claimable.all(limit=limit_of_all(demands), **ours)
         if not found:

@@ -23,7 +23,6 @@ from .checks import (
     check_optional_key,
     page_size,
     plain_text,
-    positive,
 )
 from .demands import Lease, dealt, limit_of_all
 from .manager import Manager
@@ -159,8 +158,7 @@ class Outbox(Manager):
     async def _lease_for_all(self, demands: Sequence[Lease]) -> list[list[OutboxEvent]]:
         """Lease to several who ask at the same time; what each of them gets."""
         for demand in demands:
-            check_key("owner", demand.owner)
-            positive("lease_sec", demand.lease_sec)
+            demand.check()
         due = await self._due.all(limit=limit_of_all(demands))
         leased = [msgspec.structs.replace(event, status=OutboxStatus.PROCESSING) for event in due]
         hands = dealt(leased, demands)

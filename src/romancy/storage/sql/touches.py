@@ -82,12 +82,14 @@ def of_mark(event_id: str, *_: object, **__: object) -> Touches:
 
 def of_claim(claim: Claim) -> Touches | None:
     """Whatever can run: found and locked by the database, which passes over what others have locked."""
+    claim.check()
     names = None if claim.workflow_names is None else tuple(findable(claim.workflow_names))
     return _search("claims", claim.limit, names, claim.owner_service)
 
 
 def of_lease(lease: Lease) -> Touches | None:
     """Whatever is due in the outbox."""
+    lease.check()
     return _search("leases", lease.limit)
 
 
