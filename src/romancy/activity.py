@@ -32,7 +32,7 @@ from .engine.steps import ACTIVITY, COMPLETED, FAILED, Outcome, Step
 from .engine.threads import in_thread
 from .errors import ActivityError, SerializationError
 from .retry import DEFAULT_RETRY, Retry
-from .serialization import Signature, StoredError, encode
+from .serialization import Signature, StoredError, encode, fingerprint
 from .storage import (
     CompensationEntry,
     HistoryEvent,
@@ -106,7 +106,7 @@ class Activity(Generic[P, T]):
             return result
         input_json = self.signature.encode_arguments(args, kwargs)
         step_id = run.next_step_id(self.name)
-        outcome = run.replayed(step_id, self.name, input_json)
+        outcome = None if run.live else run.replayed(step_id, self.name, input_json)
         if outcome is not None:
             result = self.signature.decode_result(outcome.result)
         else:
@@ -134,7 +134,9 @@ class Activity(Generic[P, T]):
         if noted and noted.retry_at is not None and not await self._pause(run, step, attempt - 1, noted.retry_at):
             return
         try:
-            self._check_arguments(run, step)
+            if not run.fits(step.input_json):  # before anything happens, not after
+                size, limit = len(step.input_json.encode()), run.storage.payload_limit
+                raise PayloadTooLargeError(f"the arguments of {self.name}", size, limit)
             if self._compensator is not None:
                 cut_off |= await self._was_begun(run, step)
                 await self._register_compensation(run, step, self._compensator)
@@ -142,11 +144,9 @@ class Activity(Generic[P, T]):
             await run.record(self._failed(run, step, unstorable))
             return
         while True:
-            with run.watch(step, attempt) as watched:
-                failure = await self._attempt(run, step, attempt)
-                if failure is None:
-                    return
-                watched.failed(failure.error)
+            failure = await self._attempt(run, step, attempt)
+            if failure is None:
+                return
             error, elapsed_sec = failure.error, run.timestamp() - first_at
             cut_off |= failure.cut_off
             if failure.took_effect or not self.retry.allows(error, attempt, elapsed_sec):
@@ -169,12 +169,6 @@ class Activity(Generic[P, T]):
         await asyncio.sleep(max(0.0, seconds))
         return True
 
-    def _check_arguments(self, run: Run, step: Step) -> None:
-        """PayloadTooLargeError before anything happens, not after."""
-        if not run.fits(step.input_json):
-            size, limit = len(step.input_json.encode()), run.storage.payload_limit
-            raise PayloadTooLargeError(f"the arguments of {self.name}", size, limit)
-
     @staticmethod
     async def _was_begun(run: Run, step: Step) -> bool:
         """Whether an earlier holder of the lock has begun the step; how far it came, nobody knows."""
@@ -195,6 +189,15 @@ class Activity(Generic[P, T]):
 
     async def _attempt(self, run: Run, step: Step, attempt: int) -> Failure | None:
         """Try once and record success; else how it failed. What is the infrastructure's trouble is raised."""
+        if not run.observers.anybody:
+            return await self._attempt_unwatched(run, step, attempt)
+        with run.watch(step, attempt) as watched:
+            failure = await self._attempt_unwatched(run, step, attempt)
+            if failure is not None:
+                watched.failed(failure.error)
+            return failure
+
+    async def _attempt_unwatched(self, run: Run, step: Step, attempt: int) -> Failure | None:
         context = ActivityContext(run.storage, run.instance_id, step.id, attempt, self.transactional)
         token = CURRENT_ACTIVITY.set(context)
         try:
@@ -285,7 +288,9 @@ class Activity(Generic[P, T]):
         return msgspec.structs.replace(completed, id=appended.id)
 
     def _completed(self, run: Run, step: Step, result: str, at: float) -> HistoryEvent:
-        about = f'"activity_name": {self._name_json}, "result": {result}, "input_hash": "{step.input_hash}"'
+        about = (
+            f'"activity_name": {self._name_json}, "result": {result}, "input_hash": "{fingerprint(step.input_json)}"'
+        )
         completed = run.event(
             step.id,
             COMPLETED,

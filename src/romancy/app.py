@@ -77,9 +77,11 @@ class WorkflowHandle(Generic[T]):
 
     async def result(self, timeout: timedelta | float | None = None) -> T:
         """Wait for the end: the result, or WorkflowFailedError, WorkflowCancelledError, TimeoutError."""
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        async with asyncio.timeout(seconds):
+        if timeout is None:
             ended = await self._app._finished(self.id)
+        else:
+            async with asyncio.timeout(timeout.total_seconds() if isinstance(timeout, timedelta) else timeout):
+                ended = await self._app._finished(self.id)
         return cast(T, await self._outcome(ended))
 
     async def _outcome(self, ended: Ended) -> Any:
@@ -316,18 +318,15 @@ class App:
         """Wait until an instance has finished: told by our own worker or by a hint, else by looking."""
         storage = self.storage  # before anything waits: it is refused in a workflow's body
         self._check_open()
+        ended = await self._ended_here(instance_id)
+        if ended is not None:
+            return ended
         told = asyncio.Event()
         parked = False
         self._waiting.setdefault(instance_id, set()).add(told)
         pause = _FIRST_LOOK_SEC
         try:
             while True:
-                # What our own worker runs cannot well have finished before it rests: asking meanwhile is in vain.
-                running = None if self.worker is None else self.worker.executor.execution_of(instance_id)
-                if running is not None and running.task is not None:
-                    await asyncio.wait({running.task}, timeout=_LONGEST_LOOK_SEC)
-                    if running.ended is not None:
-                        return running.ended
                 told.clear()
                 instance = await storage.get_instance(instance_id)
                 if instance is None:
@@ -341,17 +340,26 @@ class App:
                         instance_id,
                         extra=about(instance_id),
                     )
-                if running is not None:
-                    continue
                 try:
                     async with asyncio.timeout(pause):
                         await told.wait()
                 except TimeoutError:
                     pause = min(2 * pause, _LONGEST_LOOK_SEC)
+                ended = await self._ended_here(instance_id)
+                if ended is not None:
+                    return ended
         finally:
             self._waiting[instance_id].discard(told)
             if not self._waiting[instance_id]:
                 del self._waiting[instance_id]
+
+    async def _ended_here(self, instance_id: str) -> Ended | None:
+        """How an instance that our own worker runs ends: before it rests, asking for that would be in vain."""
+        running = None if self.worker is None else self.worker.executor.execution_of(instance_id)
+        if running is None:
+            return None
+        await running.rest(_LONGEST_LOOK_SEC)
+        return running.ended
 
     def _handlers(self) -> dict[str, Callable[[Hint], None]]:
         return {

@@ -88,14 +88,13 @@ class Observers:
 
     def __init__(self, hooks: Iterable[Hooks] = ()) -> None:
         self._hooks = tuple(hooks)
+        self.anybody = bool(self._hooks)
+        """Whether anybody wants to hear anything."""
         for hook in self._hooks:
             for name in (name for name in dir(Hooks) if name.startswith("on_")):
                 method = getattr(hook, name, None)
                 if not callable(method) or inspect.iscoroutinefunction(method):
                     raise TypeError(f"{type(hook).__name__}.{name} must be a plain method (derive from romancy.Hooks)")
-
-    def __bool__(self) -> bool:
-        return bool(self._hooks)
 
     def tell(self, name: str, event: WorkflowEvent | StepEvent) -> None:
         """Call this method of every hook."""
@@ -112,7 +111,7 @@ class Observers:
 
     def step(self, **about: Any) -> WatchedStep:
         """Tell of an attempt: ``with observers.step(…) as watched:`` around it."""
-        return WatchedStep(self, about) if self._hooks else UNWATCHED
+        return WatchedStep(self, about) if self.anybody else UNWATCHED
 
 
 class WatchedWorkflow:
@@ -122,8 +121,8 @@ class WatchedWorkflow:
         self._observers = observers
         self._about = about
         self._since = time.monotonic()
-        self._ended = not observers
-        if observers:
+        self._ended = not observers.anybody
+        if observers.anybody:
             observers.tell("on_workflow_started", WorkflowEvent(**about))
 
     def finished(self, status: str, error_type: str | None = None) -> None:

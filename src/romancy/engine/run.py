@@ -168,7 +168,7 @@ class Run:
 
     def watch(self, step: Step, attempt: int = 1) -> WatchedStep:
         """Tell hooks of an attempt at a step."""
-        if not self.observers:  # before its details are put together, for nobody
+        if not self.observers.anybody:  # before its details are put together, for nobody
             return UNWATCHED
         return self.observers.step(
             instance_id=self.instance_id,

@@ -60,6 +60,25 @@ class Execution:
     def instance_id(self) -> str:
         return self.lock.instance_id
 
+    async def rest(self, at_most_sec: float) -> None:
+        """Wait until this execution is over, but no longer than that."""
+        if self.task is None:
+            return
+        loop = asyncio.get_running_loop()
+        told: asyncio.Future[None] = loop.create_future()
+
+        def tell(*_: object) -> None:
+            if not told.done():
+                told.set_result(None)
+
+        alarm = loop.call_later(at_most_sec, tell)
+        self.task.add_done_callback(tell)
+        try:
+            await told
+        finally:
+            alarm.cancel()
+            self.task.remove_done_callback(tell)
+
     def drop_run(self) -> None:
         """Unwind the body, if there is one."""
         if self.run is not None:

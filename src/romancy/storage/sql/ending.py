@@ -9,7 +9,7 @@ import msgspec
 from ..models import HistoryEvent, HistoryEventType, WorkflowStatus
 from .manager import Manager
 from .operation import Hint
-from .statement import Together, sql
+from .statement import Many, Together, by_row, sql
 
 RESUMABLE_TOPIC = "workflow_resumable"
 FINISHED_TOPIC = "workflow_finished"
@@ -67,12 +67,11 @@ class Ending(Manager):
 
     _FINISHED = """
         UPDATE {keys_unchanged} workflow_instances AS i
-           SET status = :status, output_data = COALESCE(:output_data, output_data), {lock_cleared},
+           SET status = :status, output_data = COALESCE(:output_data, i.output_data), {lock_cleared},
                suspended_from = NULL, parked_until = NULL, parked_reason = NULL,
-               finished_at = {now}, updated_at = {now}
-         WHERE i.instance_id = :instance_id"""
+               finished_at = {now}, updated_at = {now}"""
 
-    _finish_instance = sql(_FINISHED)
+    _finish_instance = sql(f"{_FINISHED} WHERE i.instance_id = :instance_id")
 
     # How most instances end, without a look at the row before.
     _RUNNING = "i.status = 'running' AND {lock_is_ours}"
@@ -83,21 +82,44 @@ class Ending(Manager):
                finished_at = {now}, updated_at = {now}
          WHERE i.status = 'running' AND i.lock_token = r.token AND i.locked_by = r.worker_id
            AND i.lock_expires_at > {now}"""
-    _COMPLETION = ("instance_id", "status", "output_data", "token", "worker_id")
+    _COMPLETION = {
+        "instance_id": "text",
+        "status": "text",
+        "output_data": "text",
+        "token": "bigint",
+        "worker_id": "text",
+    }
 
     _finish_running = sql(
-        f"{_FINISHED} AND {_RUNNING}", together=Together(columns=_COMPLETION, text=_FINISHED_TOGETHER)
+        f"{_FINISHED} WHERE i.instance_id = :instance_id AND {_RUNNING}",
+        together=Together(columns=tuple(_COMPLETION), text=_FINISHED_TOGETHER),
     )
+
+    # Not i.status = 'running': PostgreSQL would look through the index of all that is running.
+    _HELD = """
+        SELECT i.ctid FROM workflow_instances i
+         WHERE i.instance_id = :instance_id AND COALESCE(i.status, '') = 'running' AND NOT i.has_ties
+           AND i.lock_token = :token AND i.locked_by = :worker_id AND i.lock_expires_at > {now}
+        {for_update_skip_locked}"""
 
     # Whoever ties something to the instance changes its row, so this one statement cannot miss it.
     _finish_untied = sql(
-        f"{_FINISHED} AND {_RUNNING} AND NOT i.has_ties",
-        postgres=f"""
-            {_FINISHED} AND i.ctid = (
-                   SELECT i.ctid FROM workflow_instances i
-                    WHERE i.instance_id = :instance_id AND {_RUNNING} AND NOT i.has_ties {{for_update_skip_locked}})""",
+        f"{_FINISHED} WHERE i.instance_id = :instance_id AND {_RUNNING} AND NOT i.has_ties",
+        postgres=f"{_FINISHED} WHERE i.instance_id = :instance_id AND i.ctid = ({_HELD})",
         waits=False,
-        together=Together(columns=_COMPLETION, text=f"{_FINISHED_TOGETHER} AND NOT i.has_ties"),
+        many=Many(
+            columns=_COMPLETION,
+            key=("instance_id",),
+            left_out=0,
+            postgres=f"""
+                WITH held AS MATERIALIZED (
+                     SELECT r.*, i.ctid AS place
+                       FROM {{rows}} CROSS JOIN LATERAL ({by_row(_HELD)}) i)
+                {by_row(_FINISHED)}
+                  FROM held r WHERE i.ctid = r.place
+                RETURNING 1, i.instance_id""",
+        ),
+        together=Together(columns=tuple(_COMPLETION), text=f"{_FINISHED_TOGETHER} AND NOT i.has_ties"),
     )
 
     # Most instances leave nothing behind: one look saves eight deletes.

@@ -50,7 +50,7 @@ from .fragments import longest_runnable
 from .listing import Listing
 from .manager import check_lock
 from .operation import operation
-from .statement import PARAMETER, Many, Together, merged, sql
+from .statement import Many, Together, by_row, merged, sql
 
 FAILED_ACTIVITY = "workflow_failed"
 CANCELLED_ACTIVITY = "workflow_cancelled"
@@ -110,7 +110,7 @@ class Instances(Listing):
                :continued_from, COALESCE(:started_at, {now}), COALESCE(:updated_at, {now}), :input_data, :output_data,
                :locked_by, :locked_at, :lock_timeout_seconds, :lock_expires_at, :lock_token, {now}, :finished_at,
                :has_ties"""
-    _CREATED_TOGETHER = PARAMETER.sub(r"r.\1", _CREATED)
+    _CREATED_TOGETHER = by_row(_CREATED)
 
     _create = sql(
         f"""

@@ -34,8 +34,8 @@ Decode = Callable[[Sequence[Any]], list[Any]]
 """Turns all rows of an answer into values at once."""
 
 
-_LONG = (str, bytes)
-"""The types of what makes a message long; as a tuple, for a union is made anew at each look."""
+_PAYLOADS = ("event_data", "event_data_binary", "input_data", "output_data")
+"""Parameters that may be long; all others are keys, numbers and times."""
 
 
 class Want(Enum):
@@ -103,18 +103,20 @@ class NativeQuery(Query[T]):
 
 
 class Many(msgspec.Struct, frozen=True):
-    """An insert for many sets of parameters at once, where that was measured to be worth a text of its own.
+    """A write for many sets of parameters at once, where that was measured to be worth a text of its own.
 
     ``{rows}`` stands for them: a table ``r`` with a column for each parameter, and a `number`. Whose row cannot be
-    inserted is left out, and starts over alone.
+    written is left out.
     """
 
     columns: Mapping[str, str]
     """The parameters, with the types that PostgreSQL wants to be told."""
     key: tuple[str, ...]
-    """By these parameters, which are columns too, an inserted row is found again."""
+    """By these parameters, which are columns too, a written row is found again."""
     postgres: str
     """Ends with RETURNING: the answer, then the key."""
+    left_out: Any = None
+    """The answer of whose row was left out; with None nobody can say why it was, and it starts over alone."""
     mysql: str = ""
     """Where MySQL and MariaDB need another one than `Together`."""
     inserted_by: tuple[str, str] = ("", "")
@@ -141,8 +143,9 @@ class Together(msgspec.Struct, frozen=True):
 
 
 def length_of(queries: Sequence[Query[Any]]) -> int:
-    """How long the texts and bytes are that go with them."""
-    return sum(len(value) for query in queries for value in query.params.values() if isinstance(value, _LONG))
+    """How long the payloads are that go with queries of one statement for many."""
+    payloads = queries[0].statement.payloads
+    return sum([len(query.params[name] or "") for query in queries for name in payloads])
 
 
 def same_statement(queries: Sequence[Query[Any]]) -> Statement[Any] | None:
@@ -150,7 +153,7 @@ def same_statement(queries: Sequence[Query[Any]]) -> Statement[Any] | None:
     if len(queries) < 2:
         return None
     statement = queries[0].statement
-    return statement if all(query.statement is statement for query in queries) else None
+    return statement if all([query.statement is statement for query in queries]) else None
 
 
 class Statement(Generic[RowT]):
@@ -173,6 +176,9 @@ class Statement(Generic[RowT]):
         self.together = together
         self.waits = waits
         """Whether it may have to wait for somebody's row on PostgreSQL."""
+        for_many = many or together
+        self.payloads = () if for_many is None else tuple(name for name in for_many.columns if name in _PAYLOADS)
+        """Its parameters that may be long, if it can be run for many at once."""
         self.name = "(unnamed)"
         self.writes = not text.lstrip().startswith("SELECT")
 
@@ -268,7 +274,7 @@ class Rendered:
         self.name = name
         self.text = text
         self.binders = binders
-        self._pick = _picker([name for name, _ in binders])
+        self._pick = picker([name for name, _ in binders])
         self._encoders = [(at, encode) for at, (_, encode) in enumerate(binders) if encode is not None]
         self.duplicate_is_nothing = duplicate_is_nothing
         self.decode = decode
@@ -281,15 +287,20 @@ class Rendered:
         return values
 
 
-def _picker(names: Sequence[str]) -> Callable[[Mapping[str, Any]], Iterable[Any]]:
+def picker(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
     """What takes the parameters of these names, in this order."""
     if len(names) > 1:
         return itemgetter(*names)  # every statement comes this way: no loop of ours
-    return lambda params: [params[name] for name in names]
+    return lambda params: tuple([params[name] for name in names])
 
 
 _HOOK = re.compile(r"\{(\w+)(?::([^{}]*))?\}")
 PARAMETER = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)")
+
+
+def by_row(text: str) -> str:
+    """A statement's text with the columns of `{rows}` in place of its parameters."""
+    return PARAMETER.sub(r"r.\1", text)
 
 
 def render(statement: Statement[Any], driver: Driver) -> Rendered:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
@@ -46,9 +46,7 @@ class SharedJob(Job):
 
     __slots__ = ("_coroutine", "asks", "touches", "wrote")
 
-    def __init__(self, call: Call[Any], touches: Touches, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(call, loop)
-        self.touches = touches
+    touches: Touches
 
     def begin(self) -> None:
         """Start it, from its arguments."""
@@ -152,6 +150,8 @@ class Flusher:
 
     def _forget(self) -> None:
         self._queue: list[SharedJob] = []
+        self._searches: dict[Hashable, list[SharedJob]] = {}
+        """Those who look for whatever is free, by what they look for."""
         self._busy: list[Crowd] = []
         self._flights: list[Flight] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -165,8 +165,10 @@ class Flusher:
             self._pool.settle_in()
             self._forget()  # what an event loop that has ended left behind is nobody's any more
             self._loop = loop
-        job = SharedJob(call, touches, loop)
-        self._queue.append(job)
+        job = SharedJob(call, loop)
+        job.touches = touches
+        queue = self._queue if touches.alike is None else self._searches.setdefault(touches.alike, [])
+        queue.append(job)
         # If there is no lane, whoever leaves one comes for it.
         if not self._called and (touches.alike is not None or self._free_lanes() > 0):
             self._called = True
@@ -203,11 +205,11 @@ class Flusher:
         task.add_done_callback(self._tasks.discard)
 
     def _free_lanes(self) -> int:
-        return self.lanes - sum(flight.has_lane for flight in self._flights)
+        return self.lanes - sum([flight.has_lane for flight in self._flights])
 
     def _next_flight(self) -> Flight | None:
         """None if nobody waits, all lanes are taken, or what they touch: whoever does so comes here afterwards."""
-        batch = self._next_batch(self._free_lanes()) if self._queue else None
+        batch = self._next_batch() if self._queue or self._searches else None
         if batch is None:
             return None
         self._busy.append(batch)
@@ -235,25 +237,37 @@ class Flusher:
         self._keep_watch(loop)
         self._dispatch()
 
-    def _next_batch(self, free_lanes: int) -> Batch | None:
+    def _next_batch(self) -> Batch | None:
         """A fair share for each lane that is free, of what nobody is touching; those who are alike need no lane."""
-        for alike in dict.fromkeys(job.touches.alike for job in self._queue):
-            if alike is None and free_lanes <= 0:
-                continue
-            waiting = [job for job in self._queue if job.touches.alike == alike]
-            share = -(-len(waiting) // free_lanes) if alike is None else len(waiting)
-            limit = min(max(share, _SMALLEST_SHARE), _LARGEST_FLUSH)
-            batch = Batch(waiting[:limit])
-            if any(busy.is_in_the_way_of(batch) for busy in self._busy):
-                batch = Batch(self._free(waiting, limit))
-            if batch.jobs:
-                going = set(batch.jobs)
-                self._queue = [job for job in self._queue if job not in going]
+        free_lanes = self._free_lanes()
+        if self._queue and free_lanes > 0:
+            share = -(-len(self._queue) // free_lanes)
+            batch, self._queue = self._divided(self._queue, max(share, _SMALLEST_SHARE))
+            if batch is not None:
+                return batch
+        for alike, waiting in self._searches.items():
+            batch, left = self._divided(waiting, _LARGEST_FLUSH)
+            if batch is not None:
+                if left:
+                    self._searches[alike] = left
+                else:
+                    del self._searches[alike]
                 return batch
         return None
 
+    def _divided(self, waiting: list[SharedJob], share: int) -> tuple[Batch | None, list[SharedJob]]:
+        """The first of those who wait whom nobody keeps waiting, and the others."""
+        limit = min(share, _LARGEST_FLUSH)
+        batch = Batch(waiting[:limit])
+        if not any([busy.is_in_the_way_of(batch) for busy in self._busy]):
+            return batch, waiting[limit:]
+        free = self._free(waiting, limit)
+        if not free:
+            return None, waiting
+        going = set(free)
+        return Batch(free), [job for job in waiting if job not in going]
+
     def _free(self, waiting: list[SharedJob], limit: int) -> list[SharedJob]:
-        """The first of those who wait whom nobody keeps waiting."""
         free: list[SharedJob] = []
         others = Crowd()
         for busy in self._busy:
@@ -288,7 +302,8 @@ class Flusher:
             for job in jobs:
                 job.answer()
             self._runner.announce([hint for job in jobs for hint in job.hints])
-            self._dispatch()
+            if self._queue or self._searches:
+                self._dispatch()
 
     async def _run_one(self, job: SharedJob) -> None:
         """Without company, without the cost of company."""
@@ -327,7 +342,7 @@ class Flusher:
     async def _commit_together(self, connection: Connection, batch: Batch) -> None:
         first, *turns = batch.in_turns()
         asking = _begun(first)
-        alike = not turns and all(job.call.traits.autocommit for job in first)
+        alike = not turns and all([job.call.traits.autocommit for job in first])
         if alike and connection.can_write_at_once(_asked(asking)):
             await self._write_at_once(connection, asking)
             return

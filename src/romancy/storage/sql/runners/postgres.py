@@ -5,7 +5,6 @@ from __future__ import annotations
 import ssl
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from typing import Any
 
 import asyncpg
@@ -22,7 +21,7 @@ from ...errors import (
 from ...urls import DatabaseURL
 from ..drivers.postgres import PostgresDriver
 from ..rows import Row
-from ..statement import ALL, COUNT, ONE, Many, NativeQuery, Query, Statement, Want, length_of, same_statement
+from ..statement import ALL, COUNT, ONE, Many, NativeQuery, Query, Statement, Want, length_of, picker, same_statement
 from .pool import Connection
 from .server import ServerRunner
 from .trouble import Trouble
@@ -45,6 +44,10 @@ _LOST = (
     TimeoutError,
 )
 _LONGEST_JSON = 200_000
+# A prepared statement keeps the plan that was made while its tables were small: reading all of them, which was quick
+# then. Whoever flushes finds every row by its key. (Without prepared statements each plan is made for the moment; and a
+# pooler, for whose sake one does without, might refuse the settings.)
+_BY_KEY = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
 _NO_SCHEMA = (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.UndefinedFunctionError)
 
 
@@ -93,7 +96,7 @@ class PostgresConnection(Connection):
             if len(numbers) == 1:
                 answers[numbers[0]] = await self.execute(queries[numbers[0]])
             elif statement.many is not None and self._are_short(alike := [queries[number] for number in numbers]):
-                ids = await self._insert_many(statement.many, alike)
+                ids = await self._write_many(statement.many, alike)
                 for number, row_id in zip(numbers, ids, strict=True):
                     answers[number] = row_id
             else:
@@ -112,22 +115,42 @@ class PostgresConnection(Connection):
         return length_of(queries) <= _LONGEST_JSON
 
     async def write_at_once(self, queries: Sequence[Query[Any]]) -> list[Any]:
+        many, want = queries[0].statement.many, queries[0].want
         try:
             # Without BEGIN, what goes in one message is a transaction.
-            return await self.execute_together(queries)
+            if many is not None:
+                return await self._write_many(many, queries)
+            answers: list[Any] = [None] * len(queries)
+            await self._execute_equal(queries, range(len(queries)), want, answers)
+            return answers
         except (asyncpg.DataError, asyncpg.InterfaceError):
             await self._end_what_was_begun()
             raise
 
-    async def _insert_many(self, many: Many, queries: Sequence[Query[Any]]) -> list[Any]:
-        """Insert many rows with one statement; the answer of each, or None where it was left out."""
+    async def _write_many(self, many: Many, queries: Sequence[Query[Any]]) -> list[Any]:
+        """Write many rows with one statement; the answer of each."""
         rows = [query.params for query in queries]
-        found = await self.raw.fetch(self._driver.for_many(many), _as_json(rows, self._driver))
-        answers = {tuple(key): answer for answer, *key in found}
-        return [answers.get(tuple(row[name] for name in many.key)) for row in rows]
+        found = await self.raw.fetch(self._driver.for_many(many), self._as_json(many, rows))
+        answers = {row[1:]: row[0] for row in found}
+        key = picker(many.key)
+        return [answers.get(key(row), many.left_out) for row in rows]
+
+    def _as_json(self, many: Many, rows: Sequence[Mapping[str, Any]]) -> str:
+        """Parameters as one: of a list asyncpg asks every element whether it is a list, too."""
+        spelled = [name for name, kind in many.columns.items() if kind in _SPELLED]
+        return _json.encode([self._spelled(row, spelled) for row in rows]).decode()
+
+    def _spelled(self, row: Mapping[str, Any], columns: Sequence[str]) -> Mapping[str, Any]:
+        """A row with its times and bytes as PostgreSQL reads them."""
+        for name in columns:
+            value = row[name]
+            if value is not None:
+                text = f"\\x{value.hex()}" if isinstance(value, bytes) else self._driver.encode_time(value)
+                row = {**row, name: text}
+        return row
 
     async def _execute_equal(
-        self, queries: Sequence[Query[Any]], numbers: list[int], want: Want, answers: list[Any]
+        self, queries: Sequence[Query[Any]], numbers: Sequence[int], want: Want, answers: list[Any]
     ) -> None:
         """Run one statement with many arguments in one message; each row says which of them it answers."""
         rendered = self._driver.rendered(queries[numbers[0]].statement)
@@ -193,22 +216,8 @@ def _plain(value: Any) -> str:
 
 
 _json = msgspec.json.Encoder(enc_hook=_plain)
-
-
-def _as_json(rows: Sequence[Mapping[str, Any]], driver: PostgresDriver) -> str:
-    """Parameters as one: of a list asyncpg asks every element whether it is a list, too."""
-    return _json.encode([_spelled(row, driver) for row in rows]).decode()
-
-
-def _spelled(row: Mapping[str, Any], driver: PostgresDriver) -> Mapping[str, Any]:
-    """A row with its times and bytes as PostgreSQL reads them."""
-    spelled: dict[str, Any] = {}
-    for name, value in row.items():
-        if isinstance(value, datetime):
-            spelled[name] = driver.encode_time(value)
-        elif isinstance(value, bytes):
-            spelled[name] = f"\\x{value.hex()}"
-    return {**row, **spelled} if spelled else row
+_SPELLED = ("timestamp", "bytea")
+"""The types whose values JSON has no words for."""
 
 
 def _row(record: Any) -> Row:
@@ -241,7 +250,7 @@ class PostgresRunner(ServerRunner):
         ssl_mode(url)  # a wrong one is an error now, not at the first connection
         self._prepared_statements = prepared_statements and url.flag("prepared_statements", default=True)
 
-    async def connect_raw(self, *, timed: bool = True) -> asyncpg.Connection[Any]:
+    async def connect_raw(self, *, timed: bool = True, **settings: str) -> asyncpg.Connection[Any]:
         """A connection outside the pool: migrations and listeners keep theirs."""
         return await asyncpg.connect(
             host=self.url.host or None,
@@ -253,14 +262,15 @@ class PostgresRunner(ServerRunner):
             timeout=self._connect_timeout_sec,
             command_timeout=self.statement_timeout_sec if timed else None,
             statement_cache_size=1024 if self._prepared_statements else 0,
-            server_settings={"application_name": self.url.option("application_name") or "romancy"},
+            server_settings={"application_name": self.url.option("application_name") or "romancy", **settings},
         )
 
     async def _connect(self) -> PostgresConnection:
         return await self._reached(self.connect_raw())
 
     async def _connect_for_flushes(self) -> PostgresConnection:
-        return await self._reached(self.connect_raw(timed=False))
+        settings = _BY_KEY if self._prepared_statements else {}
+        return await self._reached(self.connect_raw(timed=False, **settings))
 
     async def _reached(self, connecting: Awaitable[asyncpg.Connection[Any]]) -> PostgresConnection:
         try:
