@@ -1,5 +1,6 @@
 """The user's own SQL: in the same transaction as the library's, with the same errors on every database."""
 
+import random
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
@@ -54,6 +55,17 @@ async def test_a_write_says_how_many_rows_it_touched(conn: Executor) -> None:
     assert await conn.execute("UPDATE users_accounts SET balance = balance + 1") == 2
     assert await conn.execute("DELETE FROM users_accounts WHERE name = 'nobody'") == 0
     assert await conn.fetch_value("SELECT SUM(balance) FROM users_accounts") == 32
+
+
+async def test_texts_come_back_as_they_were_given(conn: Executor, storage: SQLStorage) -> None:
+    first, second = placeholders(storage, 2)
+    chance = random.Random(7)
+    signs = "\\'\"`\n\r\t\b\x1a%;-é😀sn0"
+    texts = ["".join(chance.choices(signs, k=chance.randint(1, 12))) + str(at) for at in range(200)]
+    for at, text in enumerate(texts):
+        await conn.execute(f"INSERT INTO users_accounts (name, balance) VALUES ({first}, {second})", text, at)
+    rows = await conn.fetch_all("SELECT name, balance FROM users_accounts WHERE name NOT IN ('ann', 'bob')")
+    assert {row[0]: row[1] for row in rows} == {text: at for at, text in enumerate(texts)}
 
 
 async def test_positional_arguments_use_the_databases_placeholders(conn: Executor, storage: SQLStorage) -> None:

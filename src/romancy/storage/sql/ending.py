@@ -43,6 +43,16 @@ TIED = (
 """Tables whose rows about an instance do not outlive it. Whoever adds one marks the instance (`Manager._tie`)."""
 
 
+COMPLETION_TYPES = {
+    "instance_id": "text",
+    "status": "text",
+    "output_data": "text",
+    "token": "bigint",
+    "worker_id": "text",
+}
+"""The parameters of a completion."""
+
+
 def left_by(instance: str) -> str:
     """The select list that fills `Leftovers`."""
     looks = [f"EXISTS (SELECT 1 FROM {table} t WHERE t.instance_id = {instance})" for table in TIED]
@@ -82,17 +92,9 @@ class Ending(Manager):
                finished_at = {now}, updated_at = {now}
          WHERE i.status = 'running' AND i.lock_token = r.token AND i.locked_by = r.worker_id
            AND i.lock_expires_at > {now}"""
-    _COMPLETION = {
-        "instance_id": "text",
-        "status": "text",
-        "output_data": "text",
-        "token": "bigint",
-        "worker_id": "text",
-    }
-
     _finish_running = sql(
         f"{_FINISHED} WHERE i.instance_id = :instance_id AND {_RUNNING}",
-        together=Together(columns=tuple(_COMPLETION), text=_FINISHED_TOGETHER),
+        together=Together(columns=tuple(COMPLETION_TYPES), text=_FINISHED_TOGETHER),
     )
 
     # Not i.status = 'running': PostgreSQL would look through the index of all that is running.
@@ -108,7 +110,7 @@ class Ending(Manager):
         postgres=f"{_FINISHED} WHERE i.instance_id = :instance_id AND i.ctid = ({_HELD})",
         waits=False,
         many=Many(
-            columns=_COMPLETION,
+            columns=COMPLETION_TYPES,
             key=("instance_id",),
             left_out=0,
             postgres=f"""
@@ -119,7 +121,7 @@ class Ending(Manager):
                   FROM held r WHERE i.ctid = r.place
                 RETURNING 1, i.instance_id""",
         ),
-        together=Together(columns=tuple(_COMPLETION), text=f"{_FINISHED_TOGETHER} AND NOT i.has_ties"),
+        together=Together(columns=tuple(COMPLETION_TYPES), text=f"{_FINISHED_TOGETHER} AND NOT i.has_ties"),
     )
 
     # Most instances leave nothing behind: one look saves eight deletes.

@@ -153,7 +153,7 @@ def same_statement(queries: Sequence[Query[Any]]) -> Statement[Any] | None:
     if len(queries) < 2:
         return None
     statement = queries[0].statement
-    return statement if all([query.statement is statement for query in queries]) else None
+    return statement if all(query.statement is statement for query in queries) else None
 
 
 class Statement(Generic[RowT]):

@@ -259,7 +259,7 @@ class Flusher:
         """The first of those who wait whom nobody keeps waiting, and the others."""
         limit = min(share, _LARGEST_FLUSH)
         batch = Batch(waiting[:limit])
-        if not any([busy.is_in_the_way_of(batch) for busy in self._busy]):
+        if not any(busy.is_in_the_way_of(batch) for busy in self._busy):
             return batch, waiting[limit:]
         free = self._free(waiting, limit)
         if not free:
@@ -342,7 +342,7 @@ class Flusher:
     async def _commit_together(self, connection: Connection, batch: Batch) -> None:
         first, *turns = batch.in_turns()
         asking = _begun(first)
-        alike = not turns and all([job.call.traits.autocommit for job in first])
+        alike = not turns and all(job.call.traits.autocommit for job in first)
         if alike and connection.can_write_at_once(_asked(asking)):
             await self._write_at_once(connection, asking)
             return

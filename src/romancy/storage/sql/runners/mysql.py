@@ -93,7 +93,6 @@ class MySQLConnection(Connection):
     def __init__(self, connection: Any, driver: MySQLDriver) -> None:
         self.raw = connection
         self._driver = driver
-        self._cursor = connection.cursor()
         self.can_join_parameters = False
         """Whether a table of parameters is joined through indexes: only if keys are compared byte for byte."""
         self.sends_several = False
@@ -145,8 +144,7 @@ class MySQLConnection(Connection):
         columns = [(name, self._driver.encoder(name)) for name in together.columns]
         rows = [query.params for _, query in alike]
         values = [encode(row[name]) if encode else row[name] for row in rows for name, encode in columns]
-        text: str = self._cursor.mogrify(self._driver.all_together(together, len(rows)), values)
-        return text
+        return self._with_values(self._driver.all_together(together, len(rows)), values)
 
     def _alone(self, number: int, query: Query[Any]) -> _Asked:
         text, rendered = self._spelled(query)
@@ -175,7 +173,7 @@ class MySQLConnection(Connection):
         else:
             search = self._driver.ids_of_inserted(together, len(keys))
             values = [value for key in keys for value in key]
-            await self._ask(f"{insert};{self._cursor.mogrify(search, values)}")
+            await self._ask(f"{insert};{self._with_values(search, values)}")
             await self._read(self.raw.next_result())
             inserted = {keys[number]: row_id for number, row_id in self.raw._result.rows}
         return {number: inserted[key] for (number, _), key in zip(alike, keys, strict=True)}
@@ -251,7 +249,7 @@ class MySQLConnection(Connection):
         rows = [query.params for query in queries]
         columns = [(name, self._driver.encoder(name)) for name in many.columns]
         values = [encode(row[name]) if encode else row[name] for row in rows for name, encode in columns]
-        insert = self._cursor.mogrify(self._driver.for_many(many, len(rows)), values)
+        insert = self._with_values(self._driver.for_many(many, len(rows)), values)
         if self._driver.is_mariadb:
             await self._ask(insert)
             ids = {(first, second): row_id for row_id, first, second in self.raw._result.rows}
@@ -259,7 +257,7 @@ class MySQLConnection(Connection):
             return [ids.get((row[first], row[second])) for row in rows]
         search = self._driver.search_for_inserted(many, len(rows))
         keys = [row[name] for row in rows for name in (*many.key, many.inserted_by[1])]
-        await self._ask(f"{insert};{self._cursor.mogrify(search, keys)}")
+        await self._ask(f"{insert};{self._with_values(search, keys)}")
         inserted = self.raw._result.affected_rows
         try:
             await self._read(self.raw.next_result())
@@ -272,10 +270,16 @@ class MySQLConnection(Connection):
         rendered, args = query.resolve(self._driver)
         try:
             # Without arguments the text is sent as it is: a % in the user's SQL is no placeholder.
-            text = self._cursor.mogrify(rendered.text, args if args or not isinstance(query, NativeQuery) else None)
+            plain = isinstance(query, NativeQuery) and not args
+            text = rendered.text if plain else self._with_values(rendered.text, args)
         except (TypeError, ValueError) as error:
             raise DatabaseError(f"the arguments do not fit the statement: {error}") from error
         return text, rendered
+
+    def _with_values(self, text: str, values: Sequence[Any]) -> str:
+        """A statement with its values in place of their signs, quoted."""
+        literal = self.raw.literal
+        return text % tuple([_quoted(value) if type(value) is str else literal(value) for value in values])
 
     async def _ask(self, message: str) -> None:
         """Send a message and read its first answer; a transaction may begin with its first message."""
@@ -350,6 +354,16 @@ class MySQLConnection(Connection):
 
     async def close(self) -> None:
         await self.raw.ensure_closed()
+
+
+def _quoted(text: str) -> str:
+    """A text as a literal: with backslash escapes on and in UTF-8, as in our sessions, nothing else has a meaning.
+
+    asyncmy's own function gives the same text to the server, but looks at every character by itself: fifteen times as
+    slow, which is a twentieth of a second for the largest payloads.
+    """
+    quoted = text.replace("\\", "\\\\").replace("'", "\\'").replace("\0", "\\0")
+    return f"'{quoted}'"
 
 
 class _Asked(msgspec.Struct, frozen=True):
