@@ -50,6 +50,8 @@ MEMORY = ":memory:"
 _LARGEST_BATCH = 512
 _QUICK_COMMIT_SEC = 0.002
 """The event loop may stand still for so long; when a commit has taken longer, the thread commits for a while."""
+_LONGEST_SOLO_SEC = 0.001
+"""So long a caller without company is served where it stands before the event loop has to come round."""
 _LONGEST_LOG_BYTES = 16 << 20
 _READERS = 4
 _ABANDON_SEC = 2.0
@@ -81,6 +83,9 @@ class SQLiteRunner(BaseRunner):
         self._session: Interactive | None = None
         self._home: asyncio.AbstractEventLoop | None = None
         self._arrived: list[Job] = []
+        self._lonely = False
+        """Whether a single write had arrived when the event loop came round the last time."""
+        self._came_round = 0.0
         self._writing = threading.Lock()
         """Whoever has it may use the writer's connection."""
         self._commit_sec = 0.0
@@ -142,25 +147,32 @@ class SQLiteRunner(BaseRunner):
             return
 
     def _hand_in(self, job: Job) -> None:
-        """Let it go with whatever else has arrived when the event loop comes round."""
+        """Let it go with whatever else has arrived when the event loop comes round; at once, if nobody else comes."""
         if job.loop is not self._home:
             if self._home is not None and not self._home.is_closed():
                 self._enqueue([job])
                 return
-            self._home, self._arrived = job.loop, []
+            self._home, self._arrived, self._lonely = job.loop, [], False
         if not self._arrived:
+            if self._lonely and time.perf_counter() - self._came_round < _LONGEST_SOLO_SEC and self._did_here(job):
+                return
             job.loop.call_soon(self._dispatch)
         self._arrived.append(job)
 
     def _dispatch(self) -> None:
-        """Commit a single small write here, if that is quick; the rest is the writer thread's."""
+        """The event loop has come round: do a single small write here, the rest is the writer thread's."""
         arrived, self._arrived = self._arrived, []
-        small = len(arrived) == 1 and arrived[0].call.is_small
-        quick = self._commit_sec < _QUICK_COMMIT_SEC and not self._log.due
-        if small and quick and self._queue.empty() and self._commit_here(arrived[0]):
-            self._answer_in_loop(arrived)
-            return
-        self._enqueue(arrived)
+        self._lonely, self._came_round = len(arrived) == 1, time.perf_counter()
+        if not (self._lonely and self._did_here(arrived[0])):
+            self._enqueue(arrived)
+
+    def _did_here(self, job: Job) -> bool:
+        """Do a small write in this thread and answer, if that is quick; whether it was done."""
+        quick = self._commit_sec < _QUICK_COMMIT_SEC and not self._log.due and self._queue.empty()
+        if not (quick and job.call.is_small and self._commit_here(job)):
+            return False
+        self._answer_in_loop([job])
+        return True
 
     def _commit_here(self, job: Job) -> bool:
         """Commit in this thread, unless that would mean to wait for somebody; whether it was done."""
