@@ -109,19 +109,16 @@ class Activity(Generic[P, T]):
         outcome = None if run.live else run.replayed(step_id, self.name, input_json)
         if outcome is not None:
             result = self.signature.decode_result(outcome.result)
-        else:
-            result = await self._ask(run, step_id, input_json).future
+            return result
+        step = run.ask(ACTIVITY, self.name, step_id, input_json=input_json, decode=self.signature.decode_result)
+        step.perform = functools.partial(self._perform, run, step)
+        result = await step.future
         return result
 
     def _invoke(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
         """Call the function, in a thread if it is not async."""
         call: Awaitable[Any] = self.fn(*args, **kwargs) if self._is_async else in_thread(self.fn, *args, **kwargs)
         return call
-
-    def _ask(self, run: Run, step_id: str, input_json: str) -> Step:
-        step = run.ask(ACTIVITY, self.name, step_id, input_json=input_json, decode=self.signature.decode_result)
-        step.perform = functools.partial(self._perform, run, step)
-        return step
 
     # Live, on the worker's own loop.
 
@@ -143,8 +140,9 @@ class Activity(Generic[P, T]):
         except (SerializationError, *UNSTORABLE) as unstorable:
             await run.record(self._failed(run, step, unstorable))
             return
+        attempt_once = self._attempt_watched if run.observers.anybody else self._attempt
         while True:
-            failure = await self._attempt(run, step, attempt)
+            failure = await attempt_once(run, step, attempt)
             if failure is None:
                 return
             error, elapsed_sec = failure.error, run.timestamp() - first_at
@@ -187,17 +185,16 @@ class Activity(Generic[P, T]):
         )
         await run.storage.add_compensation(entry, lock=run.lock)
 
-    async def _attempt(self, run: Run, step: Step, attempt: int) -> Failure | None:
-        """Try once and record success; else how it failed. What is the infrastructure's trouble is raised."""
-        if not run.observers.anybody:
-            return await self._attempt_unwatched(run, step, attempt)
+    async def _attempt_watched(self, run: Run, step: Step, attempt: int) -> Failure | None:
+        """Try once, and tell hooks of it."""
         with run.watch(step, attempt) as watched:
-            failure = await self._attempt_unwatched(run, step, attempt)
+            failure = await self._attempt(run, step, attempt)
             if failure is not None:
                 watched.failed(failure.error)
             return failure
 
-    async def _attempt_unwatched(self, run: Run, step: Step, attempt: int) -> Failure | None:
+    async def _attempt(self, run: Run, step: Step, attempt: int) -> Failure | None:
+        """Try once and record success; else how it failed. What is the infrastructure's trouble is raised."""
         context = ActivityContext(run.storage, run.instance_id, step.id, attempt, self.transactional)
         token = CURRENT_ACTIVITY.set(context)
         try:
