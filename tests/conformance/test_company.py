@@ -1,6 +1,7 @@
 """Operations that wait at the same time share commits; nobody suffers from the company."""
 
 import asyncio
+import itertools
 from collections.abc import Coroutine
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -26,6 +27,7 @@ from romancy.storage import (
     WorkflowInstance,
     WorkflowStatus,
 )
+from romancy.storage.sql.runners.flusher import Flusher
 from romancy.storage.sql.runners.mysql import MySQLConnection, MySQLRunner
 from romancy.storage.sql.runners.server import ServerRunner
 from tests.harness import Harness, history_of, step
@@ -340,6 +342,51 @@ async def test_one_with_ties_does_not_send_the_others_home(
     assert alone == []
     assert {await status_of(storage, lock.instance_id) for lock in locks} == {WorkflowStatus.COMPLETED}
     assert await storage.get_group_members("open") == []
+
+
+async def test_single_writes_of_several_kinds_need_no_transaction_around_them(
+    harness: Harness, storage: SQLStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not isinstance(storage.runner, ServerRunner):
+        return
+    begun = [await harness.locked(storage) for _ in range(8)]
+    ending = [await harness.locked(storage) for _ in range(8)]
+    driven: list[str] = []
+    in_step = Flusher._in_step
+
+    async def noted(self: Flusher, connection: Any, asking: list[Any]) -> None:
+        driven.extend(job.call.name for job in asking)
+        await in_step(self, connection, asking)
+
+    monkeypatch.setattr(Flusher, "_in_step", noted)
+    now = await storage.current_time()
+    newborn = [
+        WorkflowInstance(
+            instance_id=harness.new_id(),
+            workflow_name="order",
+            locked_by="worker-1",
+            started_at=now,
+            locked_at=now,
+            lock_expires_at=now + timedelta(minutes=1),
+        )
+        for _ in range(8)
+    ]
+    for_all = zip(begun, ending, newborn, strict=True)
+    answers = await together(
+        *itertools.chain.from_iterable(
+            (
+                storage.append_history(step(one.instance_id, "charge:1"), lock=one),
+                storage.update_instance_output(other.instance_id, "1", lock=other),
+                storage.create_instance(new),
+            )
+            for one, other, new in for_all
+        )
+    )
+
+    assert driven == []
+    assert [answer for answer in answers if isinstance(answer, Exception)] == []
+    assert {await status_of(storage, lock.instance_id) for lock in ending} == {WorkflowStatus.COMPLETED}
+    assert {await status_of(storage, new.instance_id) for new in newborn} == {WorkflowStatus.RUNNING}
 
 
 async def test_large_steps_are_recorded_in_company_too(harness: Harness, storage: SQLStorage) -> None:

@@ -163,3 +163,21 @@ async def test_an_operation_that_ends_in_a_crash_leaves_no_open_transaction(
     await storage.append_history(step(instance_id))
     assert await storage.get_group_members("all") == []
     await assert_nothing_is_held(storage)
+
+
+async def test_a_caller_without_company_lets_the_event_loop_come_round(harness: Harness, storage: SQLStorage) -> None:
+    lock = await harness.locked(storage)
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    others = asyncio.create_task(take_turns())
+    for number in range(500):
+        await storage.append_history(step(lock.instance_id, f"charge:{number}"), lock=lock)
+    others.cancel()
+
+    assert turns >= 5

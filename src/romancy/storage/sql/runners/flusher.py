@@ -1,9 +1,10 @@
 """The flusher: callers of a server share statements and commits, each still waiting for its own.
 
-What piles up while flushes are under way goes into the next one. Its operations are driven in step: each is asked for
-its next query, equal statements go to the server in one message, everybody gets the answer, and so on; one commit ends
-them all. That is only right for operations that touch nothing in common (`Touches`), so those that do follow each other
-within the flush, and wait while others touch it. Those that look for whatever is free go with their like only, as one
+What piles up while flushes are under way goes into the next one. Operations of a single write go with their like, all
+of them in one message that commits by itself. Those of several queries are driven in step: each is asked for its next
+query, equal statements go to the server in one message, everybody gets the answer, and so on; one commit ends them all.
+That is only right for operations that touch nothing in common (`Touches`), so those that do follow each other within
+the flush, and wait while others touch it. Those that look for whatever is free go with their like only, too, as one
 operation that finds enough for all.
 
 Nobody suffers from the company. An operation that is refused before it has written anything is answered so by itself;
@@ -149,9 +150,8 @@ class Flusher:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def _forget(self) -> None:
-        self._queue: list[SharedJob] = []
-        self._searches: dict[Hashable, list[SharedJob]] = {}
-        """Those who look for whatever is free, by what they look for."""
+        self._queues: dict[Hashable, list[SharedJob]] = {}
+        """Who waits, by company: only those of one company go together. They take turns."""
         self._busy: list[Crowd] = []
         self._flights: list[Flight] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -167,8 +167,9 @@ class Flusher:
             self._loop = loop
         job = SharedJob(call, loop)
         job.touches = touches
-        queue = self._queue if touches.alike is None else self._searches.setdefault(touches.alike, [])
-        queue.append(job)
+        # Those of a single write go with their like, in one message; what takes several, with whatever does so, too.
+        company = touches.alike if touches.alike is not None else call.function if call.traits.autocommit else None
+        self._queues.setdefault(company, []).append(job)
         # If there is no lane, whoever leaves one comes for it.
         if not self._called and (touches.alike is not None or self._free_lanes() > 0):
             self._called = True
@@ -209,7 +210,7 @@ class Flusher:
 
     def _next_flight(self) -> Flight | None:
         """None if nobody waits, all lanes are taken, or what they touch: whoever does so comes here afterwards."""
-        batch = self._next_batch() if self._queue or self._searches else None
+        batch = self._next_batch()
         if batch is None:
             return None
         self._busy.append(batch)
@@ -239,47 +240,39 @@ class Flusher:
 
     def _next_batch(self) -> Batch | None:
         """A fair share for each lane that is free, of what nobody is touching; those who are alike need no lane."""
-        free_lanes = self._free_lanes()
-        if self._queue and free_lanes > 0:
-            share = -(-len(self._queue) // free_lanes)
-            batch, self._queue = self._divided(self._queue, max(share, _SMALLEST_SHARE))
+        free_lanes = self._free_lanes() if self._queues else 0
+        kept_waiting = Crowd()
+        for company, waiting in self._queues.items():
+            needs_lane = waiting[0].touches.alike is None
+            if needs_lane and free_lanes <= 0:
+                continue
+            share = max(-(-len(waiting) // free_lanes), _SMALLEST_SHARE) if needs_lane else len(waiting)
+            batch, left = self._divided(waiting, min(share, _LARGEST_FLUSH), kept_waiting)
             if batch is not None:
-                return batch
-        for alike, waiting in self._searches.items():
-            batch, left = self._divided(waiting, _LARGEST_FLUSH)
-            if batch is not None:
+                del self._queues[company]
                 if left:
-                    self._searches[alike] = left
-                else:
-                    del self._searches[alike]
+                    self._queues[company] = left  # behind the others
                 return batch
         return None
 
-    def _divided(self, waiting: list[SharedJob], share: int) -> tuple[Batch | None, list[SharedJob]]:
+    def _divided(
+        self, waiting: list[SharedJob], limit: int, kept_waiting: Crowd
+    ) -> tuple[Batch | None, list[SharedJob]]:
         """The first of those who wait whom nobody keeps waiting, and the others."""
-        limit = min(share, _LARGEST_FLUSH)
         batch = Batch(waiting[:limit])
-        if not any(busy.is_in_the_way_of(batch) for busy in self._busy):
+        if not any(busy.is_in_the_way_of(batch) for busy in (kept_waiting, *self._busy)):
             return batch, waiting[limit:]
-        free = self._free(waiting, limit)
-        if not free:
-            return None, waiting
-        going = set(free)
-        return Batch(free), [job for job in waiting if job not in going]
-
-    def _free(self, waiting: list[SharedJob], limit: int) -> list[SharedJob]:
-        free: list[SharedJob] = []
-        others = Crowd()
         for busy in self._busy:
-            others.add(busy)
+            kept_waiting.add(busy)
+        free: list[SharedJob] = []
+        left: list[SharedJob] = []
         for job in waiting:
-            if len(free) == limit:
-                break
-            if others.is_in_the_way_of(job.touches):
-                others.add(job.touches)  # nobody overtakes one whom it would keep waiting
+            if len(free) == limit or kept_waiting.is_in_the_way_of(job.touches):
+                kept_waiting.add(job.touches)  # nobody overtakes one whom it would keep waiting
+                left.append(job)
             else:
                 free.append(job)
-        return free
+        return (Batch(free), left) if free else (None, left)
 
     async def _fly(self, flight: Flight) -> None:
         """Run a batch and answer its callers."""
@@ -302,8 +295,7 @@ class Flusher:
             for job in jobs:
                 job.answer()
             self._runner.announce([hint for job in jobs for hint in job.hints])
-            if self._queue or self._searches:
-                self._dispatch()
+            self._dispatch()
 
     async def _run_one(self, job: SharedJob) -> None:
         """Without company, without the cost of company."""

@@ -84,7 +84,9 @@ class SQLiteRunner(BaseRunner):
         self._home: asyncio.AbstractEventLoop | None = None
         self._arrived: list[Job] = []
         self._lonely = False
-        """Whether a single write had arrived when the event loop came round the last time."""
+        """Whether a single write had arrived when the event loop came round the last time, and nobody else since."""
+        self._soloist = 0
+        """The task that has written since."""
         self._came_round = 0.0
         self._writing = threading.Lock()
         """Whoever has it may use the writer's connection."""
@@ -154,15 +156,22 @@ class SQLiteRunner(BaseRunner):
                 return
             self._home, self._arrived, self._lonely = job.loop, [], False
         if not self._arrived:
-            if self._lonely and time.perf_counter() - self._came_round < _LONGEST_SOLO_SEC and self._did_here(job):
+            if self._lonely and self._plays_solo() and self._did_here(job):
                 return
             job.loop.call_soon(self._dispatch)
         self._arrived.append(job)
 
+    def _plays_solo(self) -> bool:
+        """Whether it is one caller who writes again and again; it may do so for a moment without waiting."""
+        caller = id(asyncio.current_task())
+        self._soloist = self._soloist or caller
+        self._lonely = caller == self._soloist
+        return self._lonely and time.perf_counter() - self._came_round < _LONGEST_SOLO_SEC
+
     def _dispatch(self) -> None:
         """The event loop has come round: do a single small write here, the rest is the writer thread's."""
         arrived, self._arrived = self._arrived, []
-        self._lonely, self._came_round = len(arrived) == 1, time.perf_counter()
+        self._lonely, self._soloist, self._came_round = len(arrived) == 1, 0, time.perf_counter()
         if not (self._lonely and self._did_here(arrived[0])):
             self._enqueue(arrived)
 
