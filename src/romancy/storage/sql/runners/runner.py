@@ -7,7 +7,9 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from ...errors import StorageClosedError
@@ -20,6 +22,8 @@ T = TypeVar("T")
 log = logging.getLogger("romancy.storage")
 
 CLOSE_DEADLINE_SEC = 10.0
+MOST_UNDER_WAY = 5_000
+"""Operations that may be queued or running at once; who comes with more waits before anything is kept for it."""
 
 Probe = Callable[[str, str], None]
 """Called with a point ("before statement", "after commit") and an operation's name; tests raise from it."""
@@ -52,7 +56,9 @@ class BaseRunner(ABC):
         self.closed = False
         self.pid = os.getpid()
         self._forks = _forks.count
+        self.most_under_way = MOST_UNDER_WAY
         self._under_way = 0
+        self._line: deque[asyncio.Future[None]] = deque()
         self.probe: Probe | None = None
         self.listeners: list[Callable[[list[Hint]], None]] = []
 
@@ -64,11 +70,40 @@ class BaseRunner(ABC):
             return await transaction.run(call)
         if self.closed:
             raise StorageClosedError("the storage is closed")
-        self._under_way += 1
+        if self._under_way < self.most_under_way or call.traits.urgent:
+            self._under_way += 1
+        else:
+            await self._wait_in_line()
         try:
             return await self._run_outside(call)
         finally:
-            self._under_way -= 1
+            self._leave()
+
+    async def _wait_in_line(self) -> None:
+        """Wait for the place of somebody who leaves."""
+        turn = asyncio.get_running_loop().create_future()
+        self._line.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._leave()  # the turn had come
+            raise
+
+    def _leave(self) -> None:
+        """Give one's place to the next in line, whose event loop may be another one."""
+        while self._line:
+            turn = self._line.popleft()
+            with suppress(RuntimeError):  # its loop is closed
+                turn.get_loop().call_soon_threadsafe(self._let_in, turn)
+                return
+        self._under_way -= 1
+
+    def _let_in(self, turn: asyncio.Future[None]) -> None:
+        if turn.done():
+            self._leave()  # it has left the line meanwhile
+        else:
+            turn.set_result(None)
 
     @abstractmethod
     def _run_outside(self, call: Call[T]) -> Coroutine[Any, Any, T]:
@@ -89,6 +124,10 @@ class BaseRunner(ABC):
         while self._under_way and time.monotonic() < deadline:  # noqa: ASYNC110 (an event would cost every call)
             await asyncio.sleep(0.01)
         await self._let_go(deadline)
+        while self._line:
+            turn = self._line.popleft()
+            with suppress(RuntimeError):
+                turn.get_loop().call_soon_threadsafe(_send_home, turn)
 
     @abstractmethod
     async def _let_go(self, deadline: float) -> None:
@@ -119,6 +158,11 @@ class BaseRunner(ABC):
         """Tell the probe, if there is one, where an operation is."""
         if self.probe is not None:
             self.probe(point, call.name)
+
+
+def _send_home(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_exception(StorageClosedError("the storage was closed before the operation could run"))
 
 
 def undoing(call: Call[Any], result: Any) -> Call[None]:
