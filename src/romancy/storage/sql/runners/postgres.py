@@ -45,8 +45,7 @@ _LOST = (
 )
 _LONGEST_JSON = 200_000
 # A prepared statement keeps the plan that was made while its tables were small: reading all of them, which was quick
-# then. Whoever flushes finds every row by its key. (Without prepared statements each plan is made for the moment; and a
-# pooler, for whose sake one does without, might refuse the settings.)
+# then. Whoever flushes finds every row by its key. Where that cannot be said, each plan is made for the moment.
 _BY_KEY = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
 _NO_SCHEMA = (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.UndefinedFunctionError)
 
@@ -249,8 +248,11 @@ class PostgresRunner(ServerRunner):
         self._connect_timeout_sec = url.seconds("connect_timeout", default=connect_timeout_sec)
         ssl_mode(url)  # a wrong one is an error now, not at the first connection
         self._prepared_statements = prepared_statements and url.flag("prepared_statements", default=True)
+        self._takes_settings = True
 
-    async def connect_raw(self, *, timed: bool = True, **settings: str) -> asyncpg.Connection[Any]:
+    async def connect_raw(
+        self, *, timed: bool = True, prepared: bool = True, settings: Mapping[str, str] | None = None
+    ) -> asyncpg.Connection[Any]:
         """A connection outside the pool: migrations and listeners keep theirs."""
         return await asyncpg.connect(
             host=self.url.host or None,
@@ -261,16 +263,25 @@ class PostgresRunner(ServerRunner):
             ssl=ssl_mode(self.url),
             timeout=self._connect_timeout_sec,
             command_timeout=self.statement_timeout_sec if timed else None,
-            statement_cache_size=1024 if self._prepared_statements else 0,
-            server_settings={"application_name": self.url.option("application_name") or "romancy", **settings},
+            statement_cache_size=1024 if prepared and self._prepared_statements else 0,
+            server_settings={
+                "application_name": self.url.option("application_name") or "romancy",
+                **(settings or {}),
+            },
         )
 
     async def _connect(self) -> PostgresConnection:
         return await self._reached(self.connect_raw())
 
     async def _connect_for_flushes(self) -> PostgresConnection:
-        settings = _BY_KEY if self._prepared_statements else {}
-        return await self._reached(self.connect_raw(timed=False, **settings))
+        if self._prepared_statements and self._takes_settings:
+            try:
+                return await self._reached(self.connect_raw(timed=False, settings=_BY_KEY))
+            except _Unreachable as error:
+                if not isinstance(error.__cause__, asyncpg.ProtocolViolationError):
+                    raise
+                self._takes_settings = False  # a pooler stands in between, and does not know them
+        return await self._reached(self.connect_raw(timed=False, prepared=False))
 
     async def _reached(self, connecting: Awaitable[asyncpg.Connection[Any]]) -> PostgresConnection:
         try:
