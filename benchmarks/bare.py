@@ -11,7 +11,7 @@ import secrets
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import count, repeat
 from typing import Any
 
 import asyncmy
@@ -40,8 +40,10 @@ _OUTPUT = '{"result": 6}'
 class Bare(ABC):
     """One connection, with a driver's own calls, as durable as ours."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, lengths: Iterator[int] | None = None) -> None:
+        """LENGTHS are those of its workflows, one after the other."""
         self.url = parse_url(url)
+        self._lengths = lengths or repeat(STEPS)
         self._numbers = count(1)
         self._name = secrets.token_hex(4)
 
@@ -88,7 +90,7 @@ class Bare(ABC):
 
     @abstractmethod
     async def workflow(self) -> None:
-        """Seven commits: create, five steps, complete; not even fenced."""
+        """A commit for its creation, for each of its (five) steps and for its completion; not even fenced."""
 
     async def workflows(self, workflows: int) -> None:
         """Run one workflow after the other."""
@@ -97,7 +99,8 @@ class Bare(ABC):
 
     def steps(self) -> tuple[str, list[str]]:
         """A new instance's id, and those of its steps."""
-        return f"bare-{self._name}-{next(self._numbers)}", [f"step:{number}" for number in range(1, STEPS + 1)]
+        steps = range(1, next(self._lengths) + 1)
+        return f"bare-{self._name}-{next(self._numbers)}", [f"step:{number}" for number in steps]
 
 
 class BareSQLite(Bare):
@@ -262,9 +265,9 @@ BARE: dict[str, type[Bare]] = {
 class HandWritten:
     """Workflows written by hand, as many at once as there are connections."""
 
-    def __init__(self, name: str, url: str, connections: int) -> None:
+    def __init__(self, name: str, url: str, connections: int, lengths: Iterator[int] | None = None) -> None:
         # SQLite has one writer: a second connection would only wait for the first.
-        self._all = [BARE[name](url) for _ in range(1 if name == "sqlite" else connections)]
+        self._all = [BARE[name](url, lengths) for _ in range(1 if name == "sqlite" else connections)]
 
     async def connect(self) -> None:
         for bare in self._all:

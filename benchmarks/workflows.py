@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
 
 from romancy import App, activity, workflow
 from romancy.storage import SQLStorage
@@ -14,6 +15,9 @@ from .measuring import Contender, Report, Result, Series, Size, Target, closed_l
 AT_ONCE = 32
 CONNECTIONS = 8
 """Of the hand-written loop: more were not quicker, neither were fewer."""
+
+LENGTHS = (3, 8, 1, 6, 5, 9, 2, 7, 4)
+"""Of workflows that are not in step with each other, as those of one length are: some begin while others end."""
 
 MANY = {"sqlite": Target(least=2.5), "postgres": Target(least=1.4), "mariadb": Target(least=1.4)}
 ONE = Target(least=0.6)
@@ -31,6 +35,13 @@ async def five_steps(number: int) -> int:
     return number
 
 
+@workflow
+async def some_steps(number: int, steps: int) -> int:
+    for _ in range(steps):
+        number = await add_one(number)
+    return number
+
+
 async def run_workflows(app: App, workflows: int, at_once: int) -> None:
     """Start workflows and wait for their results, so many at once."""
 
@@ -39,6 +50,17 @@ async def run_workflows(app: App, workflows: int, at_once: int) -> None:
         assert await handle.result() == 1 + STEPS
 
     await closed_loop(one, workflows, at_once)
+
+
+async def run_different_workflows(app: App, workflows: int, lengths: Iterator[int]) -> None:
+    """The same with workflows of different lengths."""
+
+    async def one() -> None:
+        steps = next(lengths)
+        handle = await app.start(some_steps, 1, steps)
+        assert await handle.result() == 1 + steps
+
+    await closed_loop(one, workflows, AT_ONCE)
 
 
 async def define_bare(storage: SQLStorage) -> None:
@@ -53,12 +75,16 @@ async def measure(places: Sequence[Place], size: Size, report: Report) -> None:
     """How many workflows per second, many at once and one after the other."""
     report.section(f"A workflow of {STEPS} durable activities, beside a hand-written loop of {STEPS + 2} commits")
     for place in places:
-        for at_once, target in ((AT_ONCE, MANY.get(place.name)), (1, ONE)):
+        for what, at_once, lengths, target in (
+            (f"{AT_ONCE} at once", AT_ONCE, (STEPS,), MANY.get(place.name)),
+            (f"{AT_ONCE} at once, 1 to 9 steps", AT_ONCE, LENGTHS, None),
+            ("one at a time", 1, (STEPS,), ONE),
+        ):
             async with place.database() as database:
-                by_hand, ours = await _measure(database, size, at_once)
+                by_hand, ours = await _measure(database, size, at_once, lengths)
             report.add(
                 Result(
-                    f"{at_once} at once" if at_once > 1 else "one at a time",
+                    what,
                     place.title,
                     by_hand.divided_by(ours),
                     beside=f"{per_second(by_hand)} by hand",
@@ -68,10 +94,18 @@ async def measure(places: Sequence[Place], size: Size, report: Report) -> None:
             )
 
 
-async def _measure(database: Database, size: Size, at_once: int) -> tuple[Series, Series]:
+async def _measure(database: Database, size: Size, at_once: int, lengths: Sequence[int]) -> tuple[Series, Series]:
     workflows = size.workflows if at_once > 1 else max(2, size.workflows // 8)
-    by_hand = HandWritten(database.name, database.url, min(CONNECTIONS, at_once))
-    async with App(database.url, workflows=[five_steps]) as app:
+    by_hand = HandWritten(database.name, database.url, min(CONNECTIONS, at_once), cycle(lengths))
+    ours = cycle(lengths)
+
+    async def run(app: App, operations: int) -> None:
+        if len(lengths) > 1:
+            await run_different_workflows(app, operations, ours)
+        else:
+            await run_workflows(app, operations, at_once)
+
+    async with App(database.url, workflows=[five_steps, some_steps]) as app:
         await define_bare(app.storage)
         await by_hand.connect()
         try:
@@ -79,13 +113,13 @@ async def _measure(database: Database, size: Size, at_once: int) -> tuple[Series
                 size.rounds,
                 [
                     Contender(by_hand.run, workflows),
-                    Contender(lambda operations: run_workflows(app, operations, at_once), workflows),
+                    Contender(lambda operations: run(app, operations), workflows),
                 ],
             )
         finally:
             await by_hand.close()
     done = (size.rounds + 1) * workflows
-    for name in ("bare", "five_steps"):
-        assert await database.count("workflow_instances", f"workflow_name = '{name}' AND status = 'completed'") == done
-    assert await database.count("workflow_history") == 2 * done * STEPS
+    for name in ("= 'bare'", "<> 'bare'"):
+        assert await database.count("workflow_instances", f"workflow_name {name} AND status = 'completed'") == done
+    assert await database.count("workflow_history") == 2 * sum(islice(cycle(lengths), done))
     return by_hand_seconds, our_seconds
