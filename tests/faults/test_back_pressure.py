@@ -43,7 +43,7 @@ async def test_a_heartbeat_does_not_wait_in_line(harness: Harness, narrow: SQLSt
         for number in range(CALLERS)
     ]
     await asyncio.sleep(0)
-    assert len(narrow.runner._line) == CALLERS - FEW
+    assert len(narrow.runner._line) > CALLERS / 2
 
     await narrow.refresh_lock(lock.instance_id, lock.worker_id, 30, lock=lock)
 

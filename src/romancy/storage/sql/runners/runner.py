@@ -123,11 +123,11 @@ class BaseRunner(ABC):
         deadline = time.monotonic() + CLOSE_DEADLINE_SEC
         while self._under_way and time.monotonic() < deadline:  # noqa: ASYNC110 (an event would cost every call)
             await asyncio.sleep(0.01)
-        await self._let_go(deadline)
         while self._line:
             turn = self._line.popleft()
             with suppress(RuntimeError):
                 turn.get_loop().call_soon_threadsafe(_send_home, turn)
+        await self._let_go(deadline)
 
     @abstractmethod
     async def _let_go(self, deadline: float) -> None:

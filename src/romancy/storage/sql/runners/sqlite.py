@@ -2,10 +2,11 @@
 
 Operations are queued with their arguments. The writer thread takes all that are waiting into one ``BEGIN IMMEDIATE``
 transaction, a savepoint each, commits once, and only then answers: every caller waits for its own durable commit, yet
-many share one fsync. A small write that nobody waits beside is committed in the event loop's own thread, as long as the
-disk is quick: handing it to another thread and back takes longer. Reads do not wait for the writer (WAL): by key on the
-event loop's own connection, the rest in reader threads. A user's transaction owns the writer while it lasts, within its
-deadline.
+many share one fsync. A small write, or a few that are a single statement each, are committed in the event loop's own
+thread, as long as the disk is quick: handing them to another thread and back takes longer, and while both threads have
+something to do, they take the interpreter from each other after every statement. Reads do not wait for the writer
+(WAL): by key on the event loop's own connection, the rest in reader threads. A user's transaction owns the writer while
+it lasts, within its deadline.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ MEMORY = ":memory:"
 _LARGEST_BATCH = 512
 _QUICK_COMMIT_SEC = 0.002
 """The event loop may stand still for so long; when a commit has taken longer, the thread commits for a while."""
+_MOST_HERE = 32
+"""So many single statements take less than a millisecond."""
 _LONGEST_SOLO_SEC = 0.001
 """So long a caller without company is served where it stands before the event loop has to come round."""
 _LONGEST_LOG_BYTES = 16 << 20
@@ -156,7 +159,7 @@ class SQLiteRunner(BaseRunner):
                 return
             self._home, self._arrived, self._lonely = job.loop, [], False
         if not self._arrived:
-            if self._lonely and self._plays_solo() and self._did_here(job):
+            if self._lonely and self._plays_solo() and self._did_here([job]):
                 return
             job.loop.call_soon(self._dispatch)
         self._arrived.append(job)
@@ -172,22 +175,24 @@ class SQLiteRunner(BaseRunner):
         """The event loop has come round: do a single small write here, the rest is the writer thread's."""
         arrived, self._arrived = self._arrived, []
         self._lonely, self._soloist, self._came_round = len(arrived) == 1, 0, time.perf_counter()
-        if not (self._lonely and self._did_here(arrived[0])):
+        if not self._did_here(arrived):
             self._enqueue(arrived)
 
-    def _did_here(self, job: Job) -> bool:
-        """Do a small write in this thread and answer, if that is quick; whether it was done."""
+    def _did_here(self, jobs: list[Job]) -> bool:
+        """Do small writes in this thread and answer, if that is quick; whether they were done."""
         quick = self._commit_sec < _QUICK_COMMIT_SEC and not self._log.due and self._queue.empty()
-        if not (quick and job.call.is_small and self._commit_here(job)):
+        if not (quick and _are_small(jobs) and self._commit_here(jobs)):
             return False
-        self._answer_in_loop([job])
+        self._answer_in_loop(jobs)
         return True
 
-    def _commit_here(self, job: Job) -> bool:
+    def _commit_here(self, jobs: list[Job]) -> bool:
         """Commit in this thread, unless that would mean to wait for somebody; whether it was done."""
         if not self._writing.acquire(blocking=False):
             return False
         try:
+            if self._stopped:
+                return False  # the connection may be closed
             connection = self._connection()
             try:
                 self._abandon(connection)
@@ -195,9 +200,9 @@ class SQLiteRunner(BaseRunner):
             except sqlite3.Error:
                 return False  # the writer thread finds out why
             try:
-                self._commit_begun(connection, [job])
+                self._commit_begun(connection, jobs)
             except BaseException as error:
-                self._refuse([job], error)
+                self._refuse(jobs, error)
             return True
         finally:
             self._writing.release()
@@ -236,6 +241,9 @@ class SQLiteRunner(BaseRunner):
         return session
 
     async def _let_go(self, deadline: float) -> None:
+        # A connection must not be closed while it is used: this one is used in this thread only.
+        if self._loop_reader is not None:
+            self._loop_reader.close()
         # In a thread: the last connection of a file that closes writes its log back.
         await asyncio.to_thread(self._shut_down, deadline)
 
@@ -248,8 +256,10 @@ class SQLiteRunner(BaseRunner):
         if self._reader_threads is not None:
             self._stop_reading(self._reader_threads, deadline)
         if self._thread is None or not self._thread.is_alive():
-            for connection in self._connections:
-                connection.close()
+            with self._writing:  # the event loop's thread may just be committing something
+                self._stopped = True
+                for connection in self._connections:
+                    connection.close()
 
     def _abandon_writing(self, thread: threading.Thread) -> None:
         """The deadline has passed: end what the writer is at, and refuse what it has not begun."""
@@ -587,6 +597,13 @@ class SQLiteRunner(BaseRunner):
         if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM):
             return StorageUnavailableError(f"SQLite cannot write or read {self.path!r}: {error}")
         return DatabaseError(f"SQLite refused a statement: {error}")
+
+
+def _are_small(jobs: Sequence[Job]) -> bool:
+    """Whether it is one small write, or some that are a single statement each."""
+    if len(jobs) == 1:
+        return jobs[0].call.is_small
+    return len(jobs) <= _MOST_HERE and all(job.call.is_small and job.call.traits.autocommit for job in jobs)
 
 
 class _Look(Enum):
