@@ -92,6 +92,7 @@ class Ending(Manager):
                finished_at = {now}, updated_at = {now}
          WHERE i.status = 'running' AND i.lock_token = r.token AND i.locked_by = r.worker_id
            AND i.lock_expires_at > {now}"""
+
     _finish_running = sql(
         f"{_FINISHED} WHERE i.instance_id = :instance_id AND {_RUNNING}",
         together=Together(columns=tuple(COMPLETION_TYPES), text=_FINISHED_TOGETHER),

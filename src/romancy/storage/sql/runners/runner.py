@@ -85,9 +85,9 @@ class BaseRunner(ABC):
         self._line.append(turn)
         try:
             await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._leave()  # the turn had come
+        except BaseException:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._leave()  # the turn had come, but who waited for it is leaving
             raise
 
     def _leave(self) -> None:
