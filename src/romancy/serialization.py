@@ -107,12 +107,9 @@ class Signature:
 
     def decode_arguments(self, text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call, by position and by name, from a JSON object by parameter."""
-        if self._named is not None:
-            try:
-                return (), self._named.decode(text)
-            except (TypeError, ValueError, msgspec.MsgspecError):
-                return (), self.decode_by_parameter(text)  # one by one it turns out which of them does not fit
         arguments = self.decode_by_parameter(text)
+        if self._named is not None:
+            return (), arguments
         call = inspect.BoundArguments(self._signature, arguments)
         return call.args, call.kwargs
 

@@ -188,3 +188,12 @@ async def test_a_time_given_to_own_sql_compares_with_the_stored_ones(harness: Ha
 async def test_a_parameter_without_a_value_is_named(storage: SQLStorage) -> None:
     with pytest.raises(TypeError, match="item"):
         await storage.conn().fetch_all("SELECT 1 WHERE :pieces = :item", pieces=1)
+
+
+@pytest.mark.databases("mariadb", "mysql")
+async def test_texts_are_safe_though_the_user_has_changed_how_they_are_quoted(harness: Harness) -> None:
+    storage = await harness.open(pool_size=1)
+    await storage.conn().execute("SET SESSION sql_mode = CONCAT(@@sql_mode, ',NO_BACKSLASH_ESCAPES')")
+    assert "NO_BACKSLASH_ESCAPES" in await storage.conn().fetch_value("SELECT @@sql_mode")
+    for text in ("it's", "\\", "\\' OR 1 = 1 -- ", "'; SELECT 1; --", "a\\nb"):
+        assert await storage.conn().fetch_value("SELECT %s", text) == text

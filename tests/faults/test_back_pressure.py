@@ -51,6 +51,29 @@ async def test_a_heartbeat_does_not_wait_in_line(harness: Harness, narrow: SQLSt
     await asyncio.gather(*others)
 
 
+async def test_heartbeats_do_not_make_room_for_others(harness: Harness, narrow: SQLStorage) -> None:
+    lock = await harness.locked(narrow)
+    most = 0
+
+    def look(point: str, name: str) -> None:
+        nonlocal most
+        most = max(most, narrow.runner._under_way)
+
+    narrow.runner.probe = look
+    writers = [
+        narrow.append_history(step(lock.instance_id, f"charge:{number}"), lock=lock) for number in range(CALLERS)
+    ]
+
+    async def beat() -> None:
+        for _ in range(20):
+            await narrow.refresh_lock(lock.instance_id, lock.worker_id, 30, lock=lock)
+
+    await asyncio.gather(beat(), *writers)
+
+    assert most <= FEW + 1
+    assert narrow.runner._under_way == 0
+
+
 async def test_whoever_is_cancelled_in_line_keeps_nobody_out(harness: Harness, narrow: SQLStorage) -> None:
     lock = await harness.locked(narrow)
     for turns in range(8):

@@ -42,6 +42,8 @@ async def test_operations_that_are_queued_when_the_storage_closes_are_finished(
 @pytest.mark.usefixtures("hurry")
 async def test_operations_that_are_not_done_at_the_deadline_are_refused(harness: Harness, storage: SQLStorage) -> None:
     instance_id = await harness.instance(storage)
+    assert await storage.get_instance(instance_id)  # readers have their connections, too
+    await storage.list_instances()
     holder = await harness.open()
 
     async with holder.transaction():

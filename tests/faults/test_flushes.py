@@ -1,6 +1,7 @@
 """Flushes that break in the middle: each caller learns what became of its own write, and nothing is lost or doubled."""
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -132,3 +133,28 @@ async def test_an_operation_that_fails_after_writing_leaves_nothing_and_harms_no
     assert isinstance(answers[0], OutboxEventExistsError)
     assert await history_of(storage, locks[0].instance_id) == []
     assert all(isinstance(answer, Appended) for answer in answers[1:])
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+async def test_flushes_that_are_cancelled_before_they_begin_keep_nobody_waiting(
+    harness: Harness, storage: SQLStorage, turns: int
+) -> None:
+    lock = await harness.locked(storage)
+    flusher = storage.runner.flusher  # type: ignore[attr-defined]  # all servers have one
+    callers = [
+        asyncio.create_task(storage.append_history(step(lock.instance_id, f"charge:{number}"), lock=lock))
+        for number in range(40)
+    ]
+    cancelled = 0
+    for _ in range(turns):
+        await asyncio.sleep(0)
+        for task in list(flusher._tasks):
+            if inspect.getcoroutinestate(task.get_coro()) == inspect.CORO_CREATED:
+                cancelled += task.cancel()
+
+    async with asyncio.timeout(10):
+        await asyncio.gather(*callers)
+    assert cancelled
+    assert len(await history_of(storage, lock.instance_id)) == 40
+    assert flusher._flights == flusher._busy == []
+    await storage.append_history(step(lock.instance_id, "after:1"), lock=lock)

@@ -1,6 +1,8 @@
 """Many operations share one commit; one that fails, fails for its own caller only and leaves nothing behind."""
 
 import asyncio
+import sqlite3
+import threading
 from typing import Any
 
 import pytest
@@ -163,6 +165,29 @@ async def test_an_operation_that_ends_in_a_crash_leaves_no_open_transaction(
     await storage.append_history(step(instance_id))
     assert await storage.get_group_members("all") == []
     await assert_nothing_is_held(storage)
+
+
+@pytest.mark.databases("sqlite")
+async def test_what_falls_in_the_event_loops_thread_is_repeated_in_the_writers(
+    harness: Harness, storage: SQLStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [await harness.instance(storage) for _ in range(8)]
+    threads: list[str] = []
+    commit = SQLiteRunner._commit
+
+    def fail_once(self: SQLiteRunner, connection: sqlite3.Connection) -> None:
+        threads.append(threading.current_thread().name)
+        if len(threads) == 1:
+            raise sqlite3.OperationalError("disk I/O error")
+        commit(self, connection)
+
+    monkeypatch.setattr(SQLiteRunner, "_commit", fail_once)
+    answers = await at_once(*(storage.append_history(step(each)) for each in ids))
+
+    assert errors(answers) == {}
+    assert threads[0] == "MainThread"
+    assert set(threads[1:]) == {"romancy-sqlite-writer"}
+    assert [len(await history_of(storage, each)) for each in ids] == [1] * 8
 
 
 async def test_a_caller_without_company_lets_the_event_loop_come_round(harness: Harness, storage: SQLStorage) -> None:

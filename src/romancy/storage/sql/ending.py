@@ -75,13 +75,13 @@ class Clock(msgspec.Struct, frozen=True):
 class Ending(Manager):
     """Finishing, forgetting and waking."""
 
-    _FINISHED = """
+    _SET_FINISHED = """
         UPDATE {keys_unchanged} workflow_instances AS i
            SET status = :status, output_data = COALESCE(:output_data, i.output_data), {lock_cleared},
                suspended_from = NULL, parked_until = NULL, parked_reason = NULL,
                finished_at = {now}, updated_at = {now}"""
 
-    _finish_instance = sql(f"{_FINISHED} WHERE i.instance_id = :instance_id")
+    _finish_instance = sql(f"{_SET_FINISHED} WHERE i.instance_id = :instance_id")
 
     # How most instances end, without a look at the row before.
     _RUNNING = "i.status = 'running' AND {lock_is_ours}"
@@ -94,11 +94,12 @@ class Ending(Manager):
            AND i.lock_expires_at > {now}"""
 
     _finish_running = sql(
-        f"{_FINISHED} WHERE i.instance_id = :instance_id AND {_RUNNING}",
+        f"{_SET_FINISHED} WHERE i.instance_id = :instance_id AND {_RUNNING}",
         together=Together(columns=tuple(COMPLETION_TYPES), text=_FINISHED_TOGETHER),
     )
 
-    # Not i.status = 'running': PostgreSQL would look through the index of all that is running.
+    # Not i.status = 'running': PostgreSQL would look through the index of all that is running. And not the fragment
+    # about the lock: `by_row` cannot see its parameters.
     _HELD = """
         SELECT i.ctid FROM workflow_instances i
          WHERE i.instance_id = :instance_id AND COALESCE(i.status, '') = 'running' AND NOT i.has_ties
@@ -107,9 +108,8 @@ class Ending(Manager):
 
     # Whoever ties something to the instance changes its row, so this one statement cannot miss it.
     _finish_untied = sql(
-        f"{_FINISHED} WHERE i.instance_id = :instance_id AND {_RUNNING} AND NOT i.has_ties",
-        postgres=f"{_FINISHED} WHERE i.instance_id = :instance_id AND i.ctid = ({_HELD})",
-        waits=False,
+        f"{_SET_FINISHED} WHERE i.instance_id = :instance_id AND {_RUNNING} AND NOT i.has_ties",
+        postgres=f"{_SET_FINISHED} WHERE i.instance_id = :instance_id AND i.ctid = ({_HELD})",
         many=Many(
             columns=COMPLETION_TYPES,
             key=("instance_id",),
@@ -118,7 +118,7 @@ class Ending(Manager):
                 WITH held AS MATERIALIZED (
                      SELECT r.*, i.ctid AS place
                        FROM {{rows}} CROSS JOIN LATERAL ({by_row(_HELD)}) i)
-                {by_row(_FINISHED)}
+                {by_row(_SET_FINISHED)}
                   FROM held r WHERE i.ctid = r.place
                 RETURNING 1, i.instance_id""",
         ),

@@ -166,16 +166,12 @@ class Statement(Generic[RowT]):
         variants: Mapping[str, str] | None = None,
         many: Many | None = None,
         together: Together | None = None,
-        *,
-        waits: bool = True,
     ) -> None:
         self.text = text
         self.row = row
         self.variants = variants or {}
         self.many = many
         self.together = together
-        self.waits = waits
-        """Whether it may have to wait for somebody's row on PostgreSQL."""
         for_many = many or together
         self.payloads = () if for_many is None else tuple(name for name in for_many.columns if name in _PAYLOADS)
         """Its parameters that may be long, if it can be run for many at once."""
@@ -220,7 +216,6 @@ def sql(
     mysql: str | None = None,
     many: Many | None = None,
     together: Together | None = None,
-    waits: bool = True,
 ) -> Statement[tuple[Any, ...]]: ...
 @overload
 def sql(
@@ -239,12 +234,11 @@ def sql(
     mysql: str | None = None,
     many: Many | None = None,
     together: Together | None = None,
-    waits: bool = True,
 ) -> Statement[Any]:
     """Write a statement once; a database that was measured to deserve its own text gets it by keyword."""
     variants = {"postgres": postgres, "mysql": mysql}
     given = {name: variant for name, variant in variants.items() if variant is not None}
-    return Statement(text, row, given, many, together, waits=waits)
+    return Statement(text, row, given, many, together)
 
 
 REGISTRY: dict[str, Statement[Any]] = {}
@@ -299,7 +293,7 @@ PARAMETER = re.compile(r"(?<![:\w]):([a-z_][a-z0-9_]*)")
 
 
 def by_row(text: str) -> str:
-    """A statement's text with the columns of `{rows}` in place of its parameters."""
+    """A statement's text with the columns of `{rows}` in place of its parameters; it does not look into fragments."""
     return PARAMETER.sub(r"r.\1", text)
 
 

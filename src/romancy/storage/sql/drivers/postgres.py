@@ -134,7 +134,7 @@ class PostgresDriver(Driver):
         return [f"DROP INDEX CONCURRENTLY IF EXISTS {self.input_index(path)}"]
 
     def for_many(self, many: Many) -> str:
-        """An insert of many rows, given as one JSON text."""
+        """A write of many rows, given as one JSON text."""
         found = self._expanded.get(many.postgres)
         if found is None:
             types = ", ".join(f"{name} {kind}" for name, kind in many.columns.items())

@@ -1,11 +1,11 @@
 """The flusher: callers of a server share statements and commits, each still waiting for its own.
 
-What piles up while flushes are under way goes into the next one. Operations of a single write go with their like, all
-of them in one message that commits by itself. Those of several queries are driven in step: each is asked for its next
-query, equal statements go to the server in one message, everybody gets the answer, and so on; one commit ends them all.
-That is only right for operations that touch nothing in common (`Touches`), so those that do follow each other within
-the flush, and wait while others touch it. Those that look for whatever is free go with their like only, too, as one
-operation that finds enough for all.
+What piles up while flushes are under way goes into the next one. Operations of a single write go with their like; where
+the write has a form for many, one message does it for all of them and commits by itself. All others are driven in step:
+each is asked for its next query, equal statements go to the server in one message, everybody gets the answer, and so
+on; one commit ends them all. That is only right for operations that touch nothing in common (`Touches`), so those that
+do follow each other within the flush, and wait while others touch it. Those that look for whatever is free go with
+their like only, too, as one operation that finds enough for all.
 
 Nobody suffers from the company. An operation that is refused before it has written anything is answered so by itself;
 anything worse, a row that somebody else holds included, rolls the flush back, and each operation runs alone.
@@ -14,8 +14,9 @@ anything worse, a row that somebody else holds included, rolls the flush back, a
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
-from collections.abc import Coroutine, Hashable, Iterator
+from collections.abc import Callable, Coroutine, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
@@ -173,7 +174,7 @@ class Flusher:
         # If there is no lane, whoever leaves one comes for it.
         if not self._called and (touches.alike is not None or self._free_lanes() > 0):
             self._called = True
-            self._keep(loop.create_task(self._depart(), context=Context()))
+            self._keep(loop.create_task(self._depart(), context=Context()), self._has_departed)
         return job
 
     @contextmanager
@@ -198,12 +199,28 @@ class Flusher:
     def _dispatch(self) -> None:
         """Start flushes of what is queued, as long as there are lanes."""
         while (flight := self._next_flight()) is not None:
-            self._keep(asyncio.create_task(self._fly(flight), context=Context()))
+            task = asyncio.create_task(self._fly(flight), context=Context())
+            self._keep(task, functools.partial(self._has_flown, flight))
 
-    def _keep(self, task: asyncio.Task[None]) -> None:
+    def _keep(self, task: asyncio.Task[None], on_done: Callable[[asyncio.Task[None]], None]) -> None:
         """Until it is done; all of them have contexts of their own: not the trace of whoever happened to be first."""
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(on_done)
+
+    # A program that ends cancels all tasks, perhaps before they have begun: nobody else would come for who waits.
+
+    def _has_departed(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() and self._called:
+            self._called = False
+            self._dispatch()
+
+    def _has_flown(self, flight: Flight, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if flight in self._flights:
+            for job in flight.batch.jobs:
+                job.fail(Apart())
+            self._land(flight)
 
     def _free_lanes(self) -> int:
         return self.lanes - sum([flight.has_lane for flight in self._flights])
@@ -290,12 +307,17 @@ class Flusher:
             if not isinstance(error, Exception):
                 raise
         finally:
-            self._flights.remove(flight)
-            self._busy.remove(flight.batch)
-            for job in jobs:
-                job.answer()
-            self._runner.announce([hint for job in jobs for hint in job.hints])
-            self._dispatch()
+            self._land(flight)
+
+    def _land(self, flight: Flight) -> None:
+        """Answer the callers of a batch and make room for the next."""
+        jobs = flight.batch.jobs
+        self._flights.remove(flight)
+        self._busy.remove(flight.batch)
+        for job in jobs:
+            job.answer()
+        self._runner.announce([hint for job in jobs for hint in job.hints])
+        self._dispatch()
 
     async def _run_one(self, job: SharedJob) -> None:
         """Without company, without the cost of company."""
@@ -334,8 +356,8 @@ class Flusher:
     async def _commit_together(self, connection: Connection, batch: Batch) -> None:
         first, *turns = batch.in_turns()
         asking = _begun(first)
-        alike = not turns and all(job.call.traits.autocommit for job in first)
-        if alike and connection.can_write_at_once(_asked(asking)):
+        single_writes = not turns and all(job.call.traits.autocommit for job in first)
+        if single_writes and connection.can_write_at_once(_asked(asking)):
             await self._write_at_once(connection, asking)
             return
         try:

@@ -10,7 +10,7 @@ from typing import Any
 import asyncmy
 import msgspec
 from asyncmy import errors as my
-from asyncmy.constants import CLIENT
+from asyncmy.constants import CLIENT, SERVER_STATUS
 
 from ...errors import (
     DatabaseError,
@@ -65,6 +65,7 @@ _NO_SCHEMA = {1146, 1054, 1305}
 # Strict: never a truncation. Backslash escapes on, as the client's quoting needs them. Tables that Edda made have times
 # of whole seconds: ours lose their fraction there, like its own. MySQL would round; MariaDB does not, and skips /*! */.
 _SESSION = (
+    "SET NAMES utf8mb4",  # whatever the server makes of what the client has asked for
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
     "SET SESSION time_zone = '+00:00', innodb_lock_wait_timeout = 10, autocommit = 1,"
     " sql_mode = CONCAT("
@@ -279,6 +280,8 @@ class MySQLConnection(Connection):
     def _with_values(self, text: str, values: Sequence[Any]) -> str:
         """A statement with its values in place of their signs, quoted."""
         literal = self.raw.literal
+        if self.raw.server_status & SERVER_STATUS.SERVER_STATUS_NO_BACKSLASH_ESCAPES:
+            return text % tuple([literal(value) for value in values])  # the user's SQL has changed the session's mode
         return text % tuple([_quoted(value) if type(value) is str else literal(value) for value in values])
 
     async def _ask(self, message: str) -> None:

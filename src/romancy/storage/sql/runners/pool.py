@@ -42,7 +42,7 @@ class Connection(ABC):
 
     @abstractmethod
     async def write_at_once(self, queries: Sequence[Query[Any]]) -> list[Any]:
-        """Do so; the answer of each, or None if it was left out. After any error but a loss nothing was written."""
+        """Do so; the answers, None for who has to start over alone. After any error but a loss nothing was written."""
 
     @abstractmethod
     async def control(self, statement: str) -> None:

@@ -47,6 +47,13 @@ _LONGEST_JSON = 200_000
 # A prepared statement keeps the plan that was made while its tables were small: reading all of them, which was quick
 # then. Whoever flushes finds every row by its key. Where that cannot be said, each plan is made for the moment.
 _BY_KEY = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off"}
+_REFUSALS = (
+    asyncpg.ProtocolViolationError,
+    asyncpg.FeatureNotSupportedError,
+    asyncpg.SyntaxOrAccessError,
+    asyncpg.DataError,
+)
+"""How a pooler may say that it does not take settings."""
 _NO_SCHEMA = (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.UndefinedFunctionError)
 
 
@@ -104,9 +111,7 @@ class PostgresConnection(Connection):
 
     def can_write_at_once(self, queries: Sequence[Query[Any]]) -> bool:
         statement = same_statement(queries)
-        if statement is None:
-            return False
-        return not statement.waits if statement.many is None else self._are_short(queries)
+        return statement is not None and statement.many is not None and self._are_short(queries)
 
     @staticmethod
     def _are_short(queries: Sequence[Query[Any]]) -> bool:
@@ -114,14 +119,10 @@ class PostgresConnection(Connection):
         return length_of(queries) <= _LONGEST_JSON
 
     async def write_at_once(self, queries: Sequence[Query[Any]]) -> list[Any]:
-        many, want = queries[0].statement.many, queries[0].want
+        many = queries[0].statement.many
+        assert many is not None, "as was asked before"
         try:
-            # Without BEGIN, what goes in one message is a transaction.
-            if many is not None:
-                return await self._write_many(many, queries)
-            answers: list[Any] = [None] * len(queries)
-            await self._execute_equal(queries, range(len(queries)), want, answers)
-            return answers
+            return await self._write_many(many, queries)
         except (asyncpg.DataError, asyncpg.InterfaceError):
             await self._end_what_was_begun()
             raise
@@ -149,7 +150,7 @@ class PostgresConnection(Connection):
         return row
 
     async def _execute_equal(
-        self, queries: Sequence[Query[Any]], numbers: Sequence[int], want: Want, answers: list[Any]
+        self, queries: Sequence[Query[Any]], numbers: list[int], want: Want, answers: list[Any]
     ) -> None:
         """Run one statement with many arguments in one message; each row says which of them it answers."""
         rendered = self._driver.rendered(queries[numbers[0]].statement)
@@ -278,7 +279,7 @@ class PostgresRunner(ServerRunner):
             try:
                 return await self._reached(self.connect_raw(timed=False, settings=_BY_KEY))
             except _Unreachable as error:
-                if not isinstance(error.__cause__, asyncpg.ProtocolViolationError):
+                if not isinstance(error.__cause__, _REFUSALS):
                     raise
                 self._takes_settings = False  # a pooler stands in between, and does not know them
         return await self._reached(self.connect_raw(timed=False, prepared=False))

@@ -92,7 +92,8 @@ class BaseRunner(ABC):
 
     def _leave(self) -> None:
         """Give one's place to the next in line, whose event loop may be another one."""
-        while self._line:
+        # Who is urgent has a place of its own, which is nobody else's.
+        while self._line and self._under_way <= self.most_under_way:
             turn = self._line.popleft()
             with suppress(RuntimeError):  # its loop is closed
                 turn.get_loop().call_soon_threadsafe(self._let_in, turn)

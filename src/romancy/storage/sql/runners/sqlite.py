@@ -52,7 +52,7 @@ _LARGEST_BATCH = 512
 _QUICK_COMMIT_SEC = 0.002
 """The event loop may stand still for so long; when a commit has taken longer, the thread commits for a while."""
 _MOST_HERE = 32
-"""So many single statements take less than a millisecond."""
+"""So many single statements take about a millisecond."""
 _LONGEST_SOLO_SEC = 0.001
 """So long a caller without company is served where it stands before the event loop has to come round."""
 _LONGEST_LOG_BYTES = 16 << 20
@@ -172,7 +172,7 @@ class SQLiteRunner(BaseRunner):
         return self._lonely and time.perf_counter() - self._came_round < _LONGEST_SOLO_SEC
 
     def _dispatch(self) -> None:
-        """The event loop has come round: do a single small write here, the rest is the writer thread's."""
+        """The event loop has come round: do a few small writes here, the rest is the writer thread's."""
         arrived, self._arrived = self._arrived, []
         self._lonely, self._soloist, self._came_round = len(arrived) == 1, 0, time.perf_counter()
         if not self._did_here(arrived):
@@ -191,23 +191,37 @@ class SQLiteRunner(BaseRunner):
         if not self._writing.acquire(blocking=False):
             return False
         try:
-            if self._stopped:
-                return False  # the connection may be closed
-            connection = self._connection()
-            try:
-                self._abandon(connection)
-                connection.execute("BEGIN IMMEDIATE")
-            except sqlite3.Error:
-                return False  # the writer thread finds out why
-            try:
-                self._commit_begun(connection, jobs)
-            except BaseException as error:
-                self._refuse(jobs, error)
-            return True
+            return self._begin_here() and self._commit_begun_here(jobs)
         finally:
             self._writing.release()
             if self._log.is_long():
                 self._queue.put(_Look.UP)
+
+    def _begin_here(self) -> bool:
+        if self._stopped:
+            return False  # the connection may be closed
+        try:
+            self._abandon(self._connection())
+            self._connection().execute("BEGIN IMMEDIATE")
+        except sqlite3.Error:
+            return False  # the writer thread finds out why
+        return True
+
+    def _commit_begun_here(self, jobs: list[Job]) -> bool:
+        began = time.perf_counter()
+        try:
+            fallen = self._commit_begun(self._connection(), jobs)
+        except BaseException as error:
+            self._refuse(jobs, error)
+            return True
+        self._commit_sec = max(self._commit_sec, time.perf_counter() - began)
+        if fallen is not None and len(jobs) > 1:
+            for job in jobs:
+                job.start_over()
+            return False  # once more, one by one, which may take a while: not in this thread
+        if fallen is not None:
+            self._refuse(jobs, fallen)
+        return True
 
     def _enqueue(self, item: list[Job] | Interactive) -> None:
         self._queue.put(item)
@@ -241,8 +255,9 @@ class SQLiteRunner(BaseRunner):
         return session
 
     async def _let_go(self, deadline: float) -> None:
-        # A connection must not be closed while it is used: this one is used in this thread only.
+        # A connection must not be closed while it is used: this one is used by event loops, in their own threads.
         if self._loop_reader is not None:
+            self._connections.remove(self._loop_reader)
             self._loop_reader.close()
         # In a thread: the last connection of a file that closes writes its log back.
         await asyncio.to_thread(self._shut_down, deadline)
@@ -253,9 +268,8 @@ class SQLiteRunner(BaseRunner):
             self._thread.join(max(0.0, deadline - time.monotonic()))
             if self._thread.is_alive():
                 self._abandon_writing(self._thread)
-        if self._reader_threads is not None:
-            self._stop_reading(self._reader_threads, deadline)
-        if self._thread is None or not self._thread.is_alive():
+        idle = self._reader_threads is None or self._stop_reading(self._reader_threads, deadline)
+        if idle and (self._thread is None or not self._thread.is_alive()):
             with self._writing:  # the event loop's thread may just be committing something
                 self._stopped = True
                 for connection in self._connections:
@@ -270,8 +284,8 @@ class SQLiteRunner(BaseRunner):
         thread.join(_ABANDON_SEC)
         self._refuse_queued()
 
-    def _stop_reading(self, readers: ThreadPoolExecutor, deadline: float) -> None:
-        """Let reads finish; those that are not done at the deadline are interrupted."""
+    def _stop_reading(self, readers: ThreadPoolExecutor, deadline: float) -> bool:
+        """Let reads finish; those that are not done at the deadline are interrupted. Whether all have ended."""
         stopping = threading.Thread(target=readers.shutdown, daemon=True)
         stopping.start()
         stopping.join(max(0.0, deadline - time.monotonic()))
@@ -280,6 +294,7 @@ class SQLiteRunner(BaseRunner):
             for connection in self._connections:
                 connection.interrupt()
             stopping.join(_ABANDON_SEC)
+        return not stopping.is_alive()
 
     def _refuse_queued(self) -> None:
         while True:
@@ -408,10 +423,12 @@ class SQLiteRunner(BaseRunner):
         except (sqlite3.Error, StorageError) as error:
             self._refuse(batch, error)  # nothing has been run, and waiting again for each of them would take for ever
             return
-        self._commit_begun(connection, batch)
+        fallen = self._commit_begun(connection, batch)
+        if fallen is not None:
+            self._one_by_one(batch, fallen)
 
-    def _commit_begun(self, connection: sqlite3.Connection, batch: list[Job]) -> None:
-        """Run the jobs in the transaction that has begun."""
+    def _commit_begun(self, connection: sqlite3.Connection, batch: list[Job]) -> sqlite3.Error | None:
+        """Run the jobs in the transaction that has begun; the error with which it fell as a whole, if it did."""
         try:
             for job in batch:
                 self._run_in_batch(connection, job, alone=len(batch) == 1)
@@ -422,13 +439,14 @@ class SQLiteRunner(BaseRunner):
                     self.note("after commit", job.call)
         except TransactionGone as gone:
             self._abandon(connection)
-            self._one_by_one(batch, gone.error)
+            return gone.error
         except sqlite3.Error as error:
             self._abandon(connection)
-            self._one_by_one(batch, error)
+            return error
         except BaseException as error:
             self._abandon(connection)
             self._refuse(batch, error)
+        return None
 
     def _commit(self, connection: sqlite3.Connection) -> None:
         began = time.perf_counter()
@@ -587,6 +605,8 @@ class SQLiteRunner(BaseRunner):
         """What a driver's error means to the caller."""
         if isinstance(error, StorageError):
             return error
+        if isinstance(error, sqlite3.ProgrammingError) and self.closed:
+            return closed()
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_INTERRUPT:
             return closed() if self._abandoned else SearchTimeoutError()
