@@ -31,6 +31,7 @@ from .engine.run import UNSTORABLE, Run
 from .engine.steps import ACTIVITY, COMPLETED, FAILED, Outcome, Step
 from .engine.threads import in_thread
 from .errors import ActivityError, SerializationError
+from .logs import about, log
 from .retry import DEFAULT_RETRY, Retry
 from .serialization import Signature, StoredError, encode, fingerprint
 from .storage import (
@@ -62,6 +63,18 @@ def check_name(name: str) -> str:
     return name
 
 
+def _seconds(name: str, timeout: timedelta | float | None) -> float | None:
+    """A timeout in seconds; TypeError or ValueError if it is none."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, timedelta | int | float):
+        raise TypeError(f"{name}: a timeout is a timedelta or a number of seconds, not {timeout!r}")
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    if not seconds > 0:
+        raise ValueError(f"{name}: a timeout must be longer than {seconds:g} s")
+    return seconds
+
+
 class Activity(Generic[P, T]):
     """A function that a workflow calls as a durable step."""
 
@@ -78,8 +91,10 @@ class Activity(Generic[P, T]):
         self.fn = function
         self.name = check_name(name or str(getattr(function, "__name__", "")))
         self._name_json = encode(self.name, "a name")
+        if not isinstance(retry, Retry):
+            raise TypeError(f"{self.name}: retry must be a Retry, such as Retry(max_attempts=3), not {retry!r}")
         self.retry = retry
-        self.timeout_sec = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        self.timeout_sec = _seconds(self.name, timeout)
         self.transactional = transactional
         self.compensate = compensate
         self._is_async = inspect.iscoroutinefunction(function)
@@ -90,8 +105,16 @@ class Activity(Generic[P, T]):
         self.signature = Signature(function, self.name)
         self._compensator: str | None = None
         if compensate is not None:
+            if getattr(undecorated(compensate), "__name__", "") == "<lambda>":
+                raise TypeError(f"{self.name}: a compensation must have a name, by which other processes find it")
             self._compensator = compensator_name(compensate)
             self._undo = Signature(undecorated(compensate), self._compensator)
+            unknown = self._undo.required() - {"result"}
+            if unknown and not self.signature.takes_all(unknown):
+                raise TypeError(
+                    f"{self.name}: its compensation needs {', '.join(sorted(unknown))}; it is given the activity's own"
+                    " arguments, by name, and `result`"
+                )
         self.__doc__ = function.__doc__
         self.__name__ = self.name
 
@@ -148,14 +171,30 @@ class Activity(Generic[P, T]):
             error, elapsed_sec = failure.error, run.timestamp() - first_at
             cut_off |= failure.cut_off
             if failure.took_effect or not self.retry.allows(error, attempt, elapsed_sec):
+                self._tell_of_failure(run, step, attempt, error, "for good")
                 await run.record(self._failed(run, step, error, took_effect=failure.took_effect or cut_off))
                 return
-            retry_at = run.now() + timedelta(seconds=self.retry.pause_sec(attempt))
+            pause_sec = self.retry.pause_sec(attempt)
+            self._tell_of_failure(run, step, attempt, error, f"the next follows in {pause_sec:.1f} s")
+            retry_at = run.now() + timedelta(seconds=pause_sec)
             details = {"retry_at": retry_at.isoformat(), "cut_off": cut_off}
             await run.record(self._failed(run, step, error, attempt=attempt, **details))
             if not await self._pause(run, step, attempt, retry_at):
                 return
             attempt += 1
+
+    @staticmethod
+    def _tell_of_failure(run: Run, step: Step, attempt: int, error: Exception, outlook: str) -> None:
+        """In the log, by its type: what an error says may not be meant for it."""
+        log.warning(
+            "instance %s: attempt %d at step %s has failed with %s, %s",
+            run.instance_id,
+            attempt,
+            step.id,
+            type(error).__qualname__,
+            outlook,
+            extra=about(run.instance_id, step.id),
+        )
 
     @staticmethod
     async def _pause(run: Run, step: Step, attempt: int, until: Any) -> bool:

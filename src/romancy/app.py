@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast, overload
 
@@ -78,10 +80,16 @@ class WorkflowHandle(Generic[T]):
     async def result(self, timeout: timedelta | float | None = None) -> T:
         """Wait for the end: the result, or WorkflowFailedError, WorkflowCancelledError, TimeoutError."""
         if timeout is None:
-            ended = await self._app._finished(self.id)
-        else:
-            async with asyncio.timeout(timeout.total_seconds() if isinstance(timeout, timedelta) else timeout):
+            return cast(T, await self._outcome(await self._app._finished(self.id)))
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
                 ended = await self._app._finished(self.id)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise TimeoutError(f"instance {self.id} has not finished within {seconds:g} s") from None
         return cast(T, await self._outcome(ended))
 
     async def _outcome(self, ended: Ended) -> Any:
@@ -157,7 +165,7 @@ class App:
         hooks: Iterable[Hooks] = (),
         **storage_options: Any,
     ) -> None:
-        self._storage = open_storage(url, **storage_options)
+        self._storage = _opened(url, storage_options)
         self.shown_url = parse_url(url).shown
         """The database's URL without its password."""
         self.workflows = _by_name(workflows)
@@ -185,6 +193,8 @@ class App:
         return self._storage
 
     async def __aenter__(self) -> Self:
+        if self.storage.runner.closed:
+            raise RomancyError("this app has been closed: make a new App")
         await self.storage.initialize()
         self._listening = asyncio.create_task(hear(self.storage, self._handlers()))
         if self._wants_worker:
@@ -227,12 +237,15 @@ class App:
             workflow_name=workflow.name,
             source_hash=workflow.source_hash,
             owner_service=self._service or "",
-            input_data=workflow.signature.encode_arguments(args, kwargs),
+            input_data=workflow.signature.encode_checked(args, kwargs),
         )
         await self._create(instance)
         return WorkflowHandle(self, instance.instance_id, workflow.signature)
 
     def _check_startable(self, workflow: Any) -> None:
+        if inspect.iscoroutine(workflow):
+            workflow.close()
+            raise TypeError("give the workflow and its arguments, not a call of it: app.start(workflow, …)")
         if not isinstance(workflow, Workflow):
             raise TypeError(f"not a workflow (is @workflow missing?): {workflow!r}")
         self._check_open()
@@ -275,15 +288,17 @@ class App:
         except OutcomeUnknownError:
             return await self._create_again(instance)
         except InstanceExistsError:
-            await self._check_same(instance)
-            return None
+            pass
+        await self._check_same(instance)
+        return None
 
     async def _create_again(self, instance: WorkflowInstance) -> Lock | None:
         """After an attempt of which nobody knows what came of it: perhaps the instance that is there is ours."""
         try:
             return await self.storage.create_instance(instance)
         except InstanceExistsError:
-            found = await self._check_same(instance)
+            pass
+        found = await self._check_same(instance)
         if found is None or found.locked_by is None or found.lock_expires_at is None:
             return None
         if (found.locked_by, found.lock_expires_at) != (instance.locked_by, instance.lock_expires_at):
@@ -380,6 +395,19 @@ class App:
         """Events are waiting to be sent."""
         if self._relaying is not None:
             self._relayer.wake()
+
+
+def _opened(url: str, options: dict[str, Any]) -> SQLStorage:
+    """The storage; TypeError for an option that neither it nor the app has."""
+    try:
+        return open_storage(url, **options)
+    except TypeError as error:
+        for name in options:
+            if "unexpected keyword argument" in str(error) and repr(name) in str(error):
+                alike = get_close_matches(name, inspect.signature(App).parameters, 1)
+                hint = f"; did you mean {alike[0]!r}?" if alike else ""
+                raise TypeError(f"App has no argument {name!r}{hint}") from None
+        raise
 
 
 def _new_id() -> str:

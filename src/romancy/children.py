@@ -80,7 +80,7 @@ async def start_child(
 ) -> ChildHandle[T]:
     """Start another workflow from this one; without an id of its own, it has one made of its parent's."""
     run = current_run("start_child")
-    arguments = workflow.signature.encode_arguments(args, kwargs)
+    arguments = workflow.signature.encode_checked(args, kwargs)
 
     async def start(record: Record) -> None:
         step_id = record("null").activity_id

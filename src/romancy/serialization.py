@@ -79,7 +79,7 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 
 
 def _unfit(what: str, error: Exception) -> SerializationError:
-    return SerializationError(f"{what} is stored, but does not fit its type hint: {error}")
+    return SerializationError(f"{what} does not fit its type hint: {error}")
 
 
 class Signature:
@@ -104,6 +104,12 @@ class Signature:
         else:
             named = dict(self._signature.bind(*args, **kwargs).arguments)
         return encode(named, self._an_argument)
+
+    def encode_checked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """The same; SerializationError if they could not be read again as the type hints say."""
+        text = self.encode_arguments(args, kwargs)
+        self.decode_by_parameter(text)
+        return text
 
     def decode_arguments(self, text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call, by position and by name, from a JSON object by parameter."""
@@ -175,6 +181,21 @@ class Signature:
     def takes(self, parameter: str) -> bool:
         """Whether the function has a parameter of this name."""
         return parameter in self._signature.parameters
+
+    def takes_all(self, parameters: Iterable[str]) -> bool:
+        """Whether it can be called with arguments of all these names."""
+        any_name = inspect.Parameter.VAR_KEYWORD
+        open_ended = any(parameter.kind is any_name for parameter in self._signature.parameters.values())
+        return open_ended or all(self.takes(parameter) for parameter in parameters)
+
+    def required(self) -> set[str]:
+        """The parameters without which it cannot be called."""
+        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        return {
+            name
+            for name, parameter in self._signature.parameters.items()
+            if parameter.default is inspect.Parameter.empty and parameter.kind not in variable
+        }
 
 
 def _only_positional(signature: inspect.Signature) -> tuple[str, ...] | None:
@@ -266,10 +287,18 @@ class StoredError(msgspec.Struct, frozen=True):
                 args = tuple(msgspec.json.decode(self.error_args))
                 if issubclass(kind, ExceptionGroup):
                     args = (*args[:1], [one.revive() for one in self.errors])
-                return _made_again(kind, args, msgspec.json.decode(self.error_attributes, type=dict[str, Any]))
+                return self._noted(
+                    _made_again(kind, args, msgspec.json.decode(self.error_attributes, type=dict[str, Any]))
+                )
         except (AttributeError, TypeError, ValueError):
             pass
-        return ActivityError(self.error_type, self.error_message)
+        return self._noted(ActivityError(self.error_type, self.error_message))
+
+    def _noted(self, error: BaseException) -> BaseException:
+        """With the traceback of where it was raised, for whoever looks at it."""
+        if self.stack_trace:
+            error.add_note(f"\nWhere it was raised:\n\n{self.stack_trace.rstrip()}")
+        return error
 
 
 def _grouped(error: BaseException) -> tuple[BaseException, ...]:

@@ -26,7 +26,7 @@ def benchmarks(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("place", "measurements", "results"),
-    [("sqlite", [name for name in MEASUREMENTS if name != "others"], 25), ("postgres", ["appends", "workflows"], 5)],
+    [("sqlite", [name for name in MEASUREMENTS if name != "others"], 26), ("postgres", ["appends", "workflows"], 6)],
 )
 def test_the_measurements_run_and_are_written_down(
     tmp_path: Path, place: str, measurements: list[str], results: int

@@ -1,10 +1,21 @@
 """What beginners get wrong is said at once, in words that help."""
 
 import logging
+from typing import Any
 
 import pytest
 
-from romancy import App, RomancyError, WorkflowFailedError, activity, workflow
+from romancy import (
+    App,
+    Retry,
+    RomancyError,
+    SerializationError,
+    WorkflowFailedError,
+    activity,
+    sleep,
+    workflow,
+)
+from tests.harness import Harness
 
 from .conftest import MakeApp
 
@@ -76,3 +87,104 @@ async def test_a_failure_tells_where_it_happened(make_app: MakeApp) -> None:
     (note,) = failed.value.__notes__
     assert __file__ in note
     assert 'raise KeyError("missing")' in note
+
+
+def undo_with(order: str, reason: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"retry": 3}, "retry must be a Retry"),
+        ({"timeout": "10s"}, "a timeout is a timedelta or a number of seconds"),
+        ({"compensate": lambda order: None}, "a compensation must have a name"),
+        ({"compensate": undo_with}, "its compensation needs order, reason"),
+    ],
+)
+def test_wrong_options_of_an_activity_are_refused_where_they_stand(options: dict[str, Any], words: str) -> None:
+    async def charge(order: str) -> None: ...
+
+    with pytest.raises(TypeError, match=words):
+        activity(**options)(charge)
+
+
+async def test_a_wrong_argument_is_refused_before_anything_is_stored(make_app: MakeApp) -> None:
+    app = await make_app(twice)
+    with pytest.raises(SerializationError, match="argument 'number' of twice does not fit its type hint"):
+        await app.start(twice, "2", id="wrong")
+    assert await app.storage.get_instance("wrong") is None
+
+
+async def test_a_call_of_a_workflow_is_not_a_workflow(make_app: MakeApp) -> None:
+    app = await make_app(twice)
+    with pytest.raises(TypeError, match="not a call of it"):
+        await app.start(twice(2))
+
+
+async def test_an_argument_that_the_app_does_not_have_is_named(harness: Harness) -> None:
+    with pytest.raises(TypeError, match=r"App has no argument 'workflow'; did you mean 'workflows'\?"):
+        App(harness.url, workflow=[twice])
+
+
+async def test_an_app_that_was_closed_says_so(harness: Harness) -> None:
+    app = App(harness.url, workflows=[twice])
+    async with app:
+        pass
+    with pytest.raises(RomancyError, match="make a new App"):
+        await app.__aenter__()
+
+
+@activity
+async def add(one: int, other: int) -> int:
+    return one + other
+
+
+@workflow
+async def twice(number: int) -> int:
+    return await add(number, number)
+
+
+@activity(retry=Retry(max_attempts=2, initial_sec=0.01))
+async def buggy(secret: str) -> None:
+    raise LookupError(f"no account for {secret}")
+
+
+@workflow
+async def pays(secret: str) -> None:
+    await buggy(secret)
+
+
+async def test_a_failure_tells_where_it_was_raised(make_app: MakeApp) -> None:
+    app = await make_app(pays)
+    with pytest.raises(WorkflowFailedError) as failed:
+        await (await app.start(pays, "4711")).result(10)
+    told = "\n".join(failed.value.__notes__)
+    assert 'raise LookupError(f"no account for {secret}")' in told
+    assert "in pays" in told
+
+
+async def test_the_log_tells_of_failures_and_nothing_that_errors_say(
+    make_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = await make_app(pays)
+    with pytest.raises(WorkflowFailedError):
+        await (await app.start(pays, "4711", id="order-1")).result(10)
+    said = [record.getMessage() for record in caplog.records]
+    assert [
+        text for text in said if text.startswith("instance order-1: attempt 1 at step buggy:1 has failed with Look")
+    ]
+    assert "instance order-1: attempt 2 at step buggy:1 has failed with LookupError, for good" in said
+    assert "instance order-1 of pays has failed with LookupError; `romancy show` tells more" in said
+    assert not [text for text in said if "4711" in text]
+
+
+async def test_waiting_in_vain_says_for_what(make_app: MakeApp) -> None:
+    app = await make_app(naps)
+    handle = await app.start(naps, id="sleeper")
+    with pytest.raises(TimeoutError, match=r"instance sleeper has not finished within 0\.1 s"):
+        await handle.result(0.1)
+
+
+@workflow
+async def naps() -> None:
+    await sleep(3600)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+import time
 from typing import Any
 
 import msgspec
@@ -165,3 +166,29 @@ async def test_what_the_code_does_not_fit_rests_until_there_is_other_code(harnes
         assert (instance.parked_until.year if instance.parked_until else None, instance.lock_token) == (9999, token)
     async with App(harness.url, workflows=[first_version()], settings=QUICK) as app:
         assert await app.handle("it").result(10) == "first"
+
+
+@activity
+async def block_the_loop() -> None:
+    time.sleep(0.8)  # noqa: ASYNC251 (what beginners write)
+
+
+@workflow
+async def blocking() -> None:
+    await block_the_loop()
+
+
+@pytest.mark.databases("sqlite")
+async def test_an_activity_that_blocks_the_event_loop_for_too_long_is_not_repeated_for_ever(
+    make_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
+    hasty = msgspec.structs.replace(QUICK, heartbeat_sec=0.1, lock_timeout_sec=0.4, takeovers=3)
+    app = await make_app(blocking, settings=hasty)
+    handle = await app.start(blocking, id="slow")
+
+    async def parked() -> bool:
+        return "3 workers in a row" in ((await handle.instance()).parked_reason or "")
+
+    await until(parked)
+    assert "a blocking call in an async function?" in ((await handle.instance()).parked_reason or "")
+    assert [record for record in caplog.records if "the event loop stood still for" in record.getMessage()]

@@ -16,6 +16,14 @@ from . import bench, demo, instances, migrate, worker
 DATABASE_VARIABLE = "ROMANCY_URL"
 
 
+def _at_least_one(text: str) -> int:
+    """A number of things to show."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
+
+
 def parser() -> argparse.ArgumentParser:
     """All commands and their options."""
     root = argparse.ArgumentParser(
@@ -47,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     listing.add_argument("--status", choices=[str(status) for status in WorkflowStatus])
     listing.add_argument("--workflow", metavar="TEXT", help="only workflows whose name contains this")
     listing.add_argument("--id", metavar="TEXT", help="only instances whose id contains this")
-    listing.add_argument("--limit", type=int, default=20)
+    listing.add_argument("--limit", type=_at_least_one, default=20)
     listing.add_argument("--json", action="store_true", help="one JSON document per line")
     listing.set_defaults(run=instances.list_them)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import io
 import signal
 import sys
 from pathlib import Path
@@ -40,6 +41,8 @@ def find_app(address: str) -> App:
 
 async def run(options: argparse.Namespace) -> int:
     """Run until SIGTERM or SIGINT, then hand everything back."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what activities print is not lost with a process that is killed
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -222,13 +222,16 @@ class Executor:
 
     async def _backs_off(self, execution: Execution) -> bool:
         """Whether an instance was set aside because workers keep dying with it, one after the other."""
-        holder = execution.instance.locked_by
-        if holder is None or holder == self._worker_id:
+        # A lock that was given back names nobody. Our own counts, too: we stood still until it had run out.
+        if execution.newborn or execution.instance.locked_by is None:
             return False
         takeovers = await self._storage.count_takeover(execution.instance_id, lock=execution.lock)
         if takeovers <= _INNOCENT_TAKEOVERS:
             return False
-        error = WorkerVanishedError(f"{takeovers} workers in a row vanished while they ran it, without a new step")
+        error = WorkerVanishedError(
+            f"{takeovers} workers in a row vanished while they ran it, without a new step;"
+            " or they stood still for longer than their locks last (a blocking call in an async function?)"
+        )
         pause = None
         if takeovers < self._settings.takeovers:
             # At random, because others may only have been there when it happened: each soon runs without the culprit.
@@ -271,6 +274,8 @@ class Executor:
                     ended = execution.ended = execution.run.ended
                     assert ended is not None, "what has finished has ended somehow"
                     execution.watched.finished(ended.status, ended.error_type)
+                    if ended.status is WorkflowStatus.FAILED:
+                        _tell_of_failure(execution, ended.error_type)
                     return
                 case Ending.LOST:
                     execution.watched.suspended("lock lost")
@@ -302,7 +307,10 @@ class Executor:
             execution.watched.parked("a compensation keeps failing")
         else:
             failed = status is WorkflowStatus.FAILED
-            execution.watched.finished(status, _error_type(execution.instance) if failed else None)
+            error_type = _error_type(execution.instance) if failed else None
+            execution.watched.finished(status, error_type)
+            if failed:
+                _tell_of_failure(execution, error_type)
 
     async def _advance(self, execution: Execution) -> Ending:
         """Run the body as far as it gets, from memory if that is still true."""
@@ -427,3 +435,14 @@ class _Failed(msgspec.Struct, frozen=True):
 def _error_type(instance: WorkflowInstance) -> str | None:
     """With which type of error the body of a failed instance ended."""
     return msgspec.json.decode(instance.output_data or "{}", type=_Failed).error_type
+
+
+def _tell_of_failure(execution: Execution, error_type: str | None) -> None:
+    """In the log, by its type: what an error says may not be meant for it."""
+    log.warning(
+        "instance %s of %s has failed with %s; `romancy show` tells more",
+        execution.instance_id,
+        execution.instance.workflow_name,
+        error_type,
+        extra=about(execution.instance_id),
+    )

@@ -219,7 +219,15 @@ class Heart(Service):
     async def _listen(self) -> None:
         """Notice when nobody answers for longer than locks last; a look may be stuck meanwhile."""
         while True:
+            began = time.monotonic()
             await asyncio.sleep(self._heartbeat_sec)
+            late_sec = time.monotonic() - began - self._heartbeat_sec
+            if late_sec > self._lock_timeout_sec / 2:
+                log.warning(
+                    "the event loop stood still for %.1f s: locks run out meanwhile, and others repeat what runs here;"
+                    " write functions that block as plain ones (def), which run in threads",
+                    late_sec,
+                )
             if time.monotonic() - self._answered_at > self._lock_timeout_sec:
                 self._executor.lost_touch()
 

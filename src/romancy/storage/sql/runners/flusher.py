@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import math
 from collections.abc import Callable, Coroutine, Hashable, Iterator
 from contextlib import contextmanager
@@ -46,9 +47,11 @@ class Apart(Exception):
 class SharedJob(Job):
     """A job that knows what it touches, what it asks, and whether it has written anything yet."""
 
-    __slots__ = ("_coroutine", "asks", "touches", "wrote")
+    __slots__ = ("_coroutine", "asks", "number", "touches", "wrote")
 
     touches: Touches
+    number: int
+    """In which order it came."""
 
     def begin(self) -> None:
         """Start it, from its arguments."""
@@ -153,6 +156,7 @@ class Flusher:
     def _forget(self) -> None:
         self._queues: dict[Hashable, list[SharedJob]] = {}
         """Who waits, by company: only those of one company go together. They take turns."""
+        self._numbers = itertools.count()
         self._busy: list[Crowd] = []
         self._flights: list[Flight] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -168,6 +172,7 @@ class Flusher:
             self._loop = loop
         job = SharedJob(call, loop)
         job.touches = touches
+        job.number = next(self._numbers)
         # Those of a single write go with their like, in one message; what takes several, with whatever does so, too.
         company = touches.alike if touches.alike is not None else call.function if call.traits.autocommit else None
         self._queues.setdefault(company, []).append(job)
@@ -258,13 +263,12 @@ class Flusher:
     def _next_batch(self) -> Batch | None:
         """A fair share for each lane that is free, of what nobody is touching; those who are alike need no lane."""
         free_lanes = self._free_lanes() if self._queues else 0
-        kept_waiting = Crowd()
         for company, waiting in self._queues.items():
             needs_lane = waiting[0].touches.alike is None
             if needs_lane and free_lanes <= 0:
                 continue
             share = max(-(-len(waiting) // free_lanes), _SMALLEST_SHARE) if needs_lane else len(waiting)
-            batch, left = self._divided(waiting, min(share, _LARGEST_FLUSH), kept_waiting)
+            batch, left = self._divided(waiting, min(share, _LARGEST_FLUSH))
             if batch is not None:
                 del self._queues[company]
                 if left:
@@ -272,24 +276,24 @@ class Flusher:
                 return batch
         return None
 
-    def _divided(
-        self, waiting: list[SharedJob], limit: int, kept_waiting: Crowd
-    ) -> tuple[Batch | None, list[SharedJob]]:
+    def _divided(self, waiting: list[SharedJob], limit: int) -> tuple[Batch | None, list[SharedJob]]:
         """The first of those who wait whom nobody keeps waiting, and the others."""
         batch = Batch(waiting[:limit])
-        if not any(busy.is_in_the_way_of(batch) for busy in (kept_waiting, *self._busy)):
+        others = [job for queue in self._queues.values() if queue is not waiting for job in queue]
+        if not any(busy.is_in_the_way_of(batch) for busy in (Batch(others), *self._busy)):
             return batch, waiting[limit:]
+        in_the_way = Crowd()
         for busy in self._busy:
-            kept_waiting.add(busy)
+            in_the_way.add(busy)
+        wanted = set(waiting)
         free: list[SharedJob] = []
-        left: list[SharedJob] = []
-        for job in waiting:
-            if len(free) == limit or kept_waiting.is_in_the_way_of(job.touches):
-                kept_waiting.add(job.touches)  # nobody overtakes one whom it would keep waiting
-                left.append(job)
-            else:
+        for job in sorted([*waiting, *others], key=lambda job: job.number):
+            if job in wanted and len(free) < limit and not in_the_way.is_in_the_way_of(job.touches):
                 free.append(job)
-        return (Batch(free), left) if free else (None, left)
+                wanted.discard(job)
+            else:
+                in_the_way.add(job.touches)  # nobody overtakes one with whom it has something in common
+        return (Batch(free) if free else None), [job for job in waiting if job in wanted]
 
     async def _fly(self, flight: Flight) -> None:
         """Run a batch and answer its callers."""
