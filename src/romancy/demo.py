@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -68,9 +69,10 @@ async def pack(order: Order) -> str:
 
 @activity
 async def ship(parcel: str, to: str) -> str:
-    print(f"ship: {parcel} to {to}")
     if to == "the Moon":
+        print("ship: no carrier flies to the Moon")
         raise TerminalError("no carrier flies to the Moon")
+    print(f"ship: {parcel} to {to}")
     return f"{parcel} is on its way to {to}"
 
 
@@ -92,6 +94,7 @@ def app(url: str, *, worker: bool) -> App:
 
 async def work(url: str) -> None:
     """A worker's whole life; it ends when its parent closes the pipe, or has ended itself."""
+    logging.getLogger("romancy").setLevel(logging.ERROR)  # the story is told by what the activities print
     async with app(url, worker=True):
         await asyncio.to_thread(sys.stdin.read)
 
@@ -155,7 +158,8 @@ async def wait_for_time_and_people(shop: App, order: WorkflowHandle[str]) -> Non
 async def fail_and_undo(shop: App) -> WorkflowHandle[str]:
     say("shop", "await app.start(fulfil, Order('order-18', 99, 'the Moon'), id='order-18')")
     order = await shop.start(fulfil, Order("order-18", 99, "the Moon"), id="order-18")
-    await shop.send_to("order-18", {"approved by": "Bob"}, channel="approval")  # early, and not lost
+    say("shop", "await app.send_to('order-18', {'approved by': 'Bob'}, channel='approval')")  # early, and not lost
+    await shop.send_to("order-18", {"approved by": "Bob"}, channel="approval")
     try:
         await order.result()
     except WorkflowFailedError as error:
@@ -170,7 +174,7 @@ async def look_back(*orders: WorkflowHandle[str]) -> None:
 
 
 def where_to_go_next() -> None:
-    print("  docs/tutorial.md      your first workflow, in five minutes")
+    print("  docs/tutorial.md      from a first workflow to several workers")
     print("  examples/             small programs to run and change: sagas, approvals, queues, FastAPI")
     print("  src/romancy/demo.py   what you have just seen")
 
