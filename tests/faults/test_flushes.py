@@ -140,6 +140,7 @@ async def test_flushes_that_are_cancelled_before_they_begin_keep_nobody_waiting(
     harness: Harness, storage: SQLStorage, turns: int
 ) -> None:
     lock = await harness.locked(storage)
+    await asyncio.sleep(0.2)  # until nobody looks after flushes any more
     flusher = storage.runner.flusher  # type: ignore[attr-defined]  # all servers have one
     callers = [
         asyncio.create_task(storage.append_history(step(lock.instance_id, f"charge:{number}"), lock=lock))
