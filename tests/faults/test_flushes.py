@@ -146,16 +146,17 @@ async def test_flushes_that_are_cancelled_before_they_begin_keep_nobody_waiting(
         asyncio.create_task(storage.append_history(step(lock.instance_id, f"charge:{number}"), lock=lock))
         for number in range(40)
     ]
-    cancelled = 0
-    for _ in range(turns):
+    for _ in range(turns):  # after one of them a flush is about to depart, after two the second one is
         await asyncio.sleep(0)
-        for task in list(flusher._tasks):
-            if inspect.getcoroutinestate(task.get_coro()) == inspect.CORO_CREATED:
-                cancelled += task.cancel()
+    about_to_begin = [
+        task for task in flusher._tasks if inspect.getcoroutinestate(task.get_coro()) == inspect.CORO_CREATED
+    ]
+    for task in about_to_begin:
+        task.cancel()
 
     async with asyncio.timeout(10):
         await asyncio.gather(*callers)
-    assert cancelled
+    assert about_to_begin
     assert len(await history_of(storage, lock.instance_id)) == 40
     assert flusher._flights == flusher._busy == []
     await storage.append_history(step(lock.instance_id, "after:1"), lock=lock)
