@@ -19,19 +19,20 @@ async def narrow(storage: SQLStorage) -> SQLStorage:
     return storage
 
 
+def watched(storage: SQLStorage) -> list[int]:
+    """How many were under way, each time one of them came to a statement or a commit."""
+    seen: list[int] = []
+    storage.runner.probe = lambda point, name: seen.append(storage.runner._under_way)
+    return seen
+
+
 async def test_all_are_served_and_few_at_once(harness: Harness, narrow: SQLStorage) -> None:
     lock = await harness.locked(narrow)
-    most = 0
-
-    def look(point: str, name: str) -> None:
-        nonlocal most
-        most = max(most, narrow.runner._under_way)
-
-    narrow.runner.probe = look
+    under_way = watched(narrow)
     steps = [step(lock.instance_id, f"charge:{number}") for number in range(CALLERS)]
     await asyncio.gather(*(narrow.append_history(one, lock=lock) for one in steps))
 
-    assert most == FEW
+    assert max(under_way) == FEW
     assert len(await history_of(narrow, lock.instance_id)) == CALLERS
     assert narrow.runner._under_way == 0
 
@@ -53,13 +54,7 @@ async def test_a_heartbeat_does_not_wait_in_line(harness: Harness, narrow: SQLSt
 
 async def test_heartbeats_do_not_make_room_for_others(harness: Harness, narrow: SQLStorage) -> None:
     lock = await harness.locked(narrow)
-    most = 0
-
-    def look(point: str, name: str) -> None:
-        nonlocal most
-        most = max(most, narrow.runner._under_way)
-
-    narrow.runner.probe = look
+    under_way = watched(narrow)
     writers = [
         narrow.append_history(step(lock.instance_id, f"charge:{number}"), lock=lock) for number in range(CALLERS)
     ]
@@ -70,7 +65,7 @@ async def test_heartbeats_do_not_make_room_for_others(harness: Harness, narrow: 
 
     await asyncio.gather(beat(), *writers)
 
-    assert most <= FEW + 1
+    assert max(under_way) <= FEW + 1
     assert narrow.runner._under_way == 0
 
 
