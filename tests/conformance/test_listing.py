@@ -270,9 +270,9 @@ async def test_a_search_that_takes_too_long_is_given_up_and_nothing_else_is(
         instance_id = joined(storage.runner.driver, "'i-'", "n")
         await conn.execute(
             f"INSERT INTO workflow_instances (instance_id, {columns}, input_data) SELECT {instance_id}, {columns},"
-            f" '{{\"a\": {deep}}}' FROM workflow_instances CROSS JOIN {numbers(20_000)}"
+            f" '{{\"a\": {deep}}}' FROM workflow_instances CROSS JOIN {numbers(60_000)}"
         )
-    storage.search_timeout_sec = 0.005
+    storage.search_timeout_sec = 0.002
 
     for hopeless in ({"input_filters": {"b": 1}}, {"instance_id_filter": "nothing"}):
         with pytest.raises(SearchTimeoutError, match="declare_input_path"):
