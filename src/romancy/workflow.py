@@ -37,6 +37,8 @@ class Workflow(Generic[P, T]):
         self.source_hash = _source_hash(function)
         self.max_concurrent = max_concurrent
         """How many instances run at once in one worker; those that wait do not count."""
+        self.last_steps: set[str] = set()
+        """The steps with whose results bodies have returned, as far as this process has seen."""
         self.__doc__ = function.__doc__
         self.__name__ = self.name
 

@@ -26,7 +26,7 @@ from romancy.storage import (
     WorkflowStatus,
 )
 from tests.comparison import FOREVER
-from tests.harness import Harness
+from tests.harness import Harness, step
 
 Arrange = Callable[[Harness, SQLStorage], Awaitable[None]]
 Act = Callable[[SQLStorage], Awaitable[Any]]
@@ -38,6 +38,7 @@ UNIT = timedelta(hours=1)
 
 # Tokens grow by one per acquisition, so the lock that an arrangement leaves is known before.
 LOCK = Lock("order", 1, "worker", FOREVER)
+LAST_STEP = step("order", "last:1")
 
 
 def recorded(activity_id: str, instance_id: str = "order") -> HistoryEvent:
@@ -307,6 +308,12 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "update_instance_output of one without ties": Scenario(
         untied, lambda s: s.update_instance_output("order", '{"result": 1}', lock=LOCK), hard=True
+    ),
+    "update_instance_output with its last step": Scenario(
+        untied, lambda s: s.update_instance_output("order", '{"result": 1}', lock=LOCK, record=LAST_STEP), hard=True
+    ),
+    "update_instance_output with its last step and ties": Scenario(
+        running, lambda s: s.update_instance_output("order", '{"result": 1}', record=LAST_STEP)
     ),
     "cancel_instance": Scenario(running, lambda s: s.cancel_instance("order", "enough"), hard=True),
     "cancel_instance and compensate": Scenario(waiting, lambda s: s.cancel_instance("order", "x", compensate=True)),

@@ -301,6 +301,8 @@ def update_instance_activity(g: Generator) -> Call:
 
 def update_instance_output(g: Generator) -> Call:
     instance_id, options = g.fenced("running", probability=0.9)
+    if g.chance(0.4):
+        options["record"] = g.event(instance_id)
     return Call("update_instance_output", (instance_id, g.maybe(g.payload(), 0.8)), options)
 
 

@@ -142,13 +142,18 @@ async def test_a_completion_that_a_rival_has_prevented_is_not_taken_for_done(har
 
 @pytest.mark.parametrize("many", [1, 5])
 @pytest.mark.parametrize("cut", ["cut_when_sent", "cut_when_answered"])
+@pytest.mark.parametrize("recording", [False, True])
 async def test_a_completion_by_one_statement_finds_out_what_came_of_it(
-    harness: Harness, line: Line, cut: str, many: int
+    harness: Harness, line: Line, cut: str, many: int, recording: bool
 ) -> None:
     async def complete(output: str) -> list[Lock]:
         locks = [await harness.locked(line.direct) for _ in range(many)]
+        records = [step(lock.instance_id) if recording else None for lock in locks]
         await asyncio.gather(
-            *(line.storage.update_instance_output(lock.instance_id, output, lock=lock) for lock in locks)
+            *(
+                line.storage.update_instance_output(lock.instance_id, output, lock=lock, record=record)
+                for lock, record in zip(locks, records, strict=True)
+            )
         )
         return locks
 
@@ -158,6 +163,7 @@ async def test_a_completion_by_one_statement_finds_out_what_came_of_it(
 
     assert line.proxy.cuts == 1
     assert [await completed(line.direct, lock) for lock in locks] == [True] * many
+    assert [len(await history_of(line.direct, lock.instance_id)) for lock in locks] == [int(recording)] * many
     await assert_nothing_is_held(line.storage)
 
 

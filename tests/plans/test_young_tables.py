@@ -3,9 +3,9 @@
 import pytest
 
 from romancy.storage import SQLStorage
+from romancy.storage.sql.completing import Completing
 from romancy.storage.sql.drivers.postgres import PostgresDriver
 from romancy.storage.sql.history import History
-from romancy.storage.sql.instances import Instances
 from romancy.storage.sql.runners.postgres import PostgresRunner
 from tests.harness import Harness
 
@@ -46,7 +46,7 @@ async def test_many_instances_are_completed_without_reading_all_of_them(
         finished,
     )
     await storage.conn().execute("ANALYZE workflow_instances")
-    runner, many = storage.runner, Instances._finish_untied.many
+    runner, many = storage.runner, Completing._finish_untied.many
     assert isinstance(runner, PostgresRunner)
     assert many is not None
     flushing = await runner._connect_for_flushes()

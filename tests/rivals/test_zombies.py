@@ -28,6 +28,9 @@ WRITES: dict[str, Write] = {
     "append_history_many": lambda s, lock: s.append_history_many([step(lock.instance_id)], lock=lock),
     "update_instance_activity": lambda s, lock: s.update_instance_activity(lock.instance_id, "charge:1", lock=lock),
     "update_instance_output": lambda s, lock: s.update_instance_output(lock.instance_id, '"zombie"', lock=lock),
+    "update_instance_output with its last step": lambda s, lock: s.update_instance_output(
+        lock.instance_id, '"zombie"', lock=lock, record=step(lock.instance_id)
+    ),
     "update_instance_status": lambda s, lock: s.update_instance_status(
         lock.instance_id, WorkflowStatus.FAILED, "zombie", lock=lock
     ),

@@ -62,6 +62,7 @@ LIFE = ("workflow_failed", CANCELLED)
 COMPENSATION = "compensation:"
 _POLL_SEC = 0.5
 _PAGE = 1000
+_MOST_LAST_STEPS = 100
 _MOST_TEARDOWNS = 100
 """So often a body is told that it is being unwound."""
 
@@ -114,6 +115,7 @@ class Run:
         body: Callable[[], Coroutine[Any, Any, Any]],
         signature: Signature,
         clock: DatabaseClock,
+        last_steps: set[str],
     ) -> None:
         self.storage = storage
         self.instance = instance
@@ -125,6 +127,7 @@ class Run:
         # Weakly: a run is freed at its end, and not when the garbage collector comes round.
         self.loop = WorkflowLoop(weakref.proxy(self), self.instance_id)  # type: ignore[abstract]  # it refuses the rest
         self._body = body
+        self._last_steps = last_steps
         self._root: WorkflowTask | None = None
         self._pending: dict[str, Step] = {}
         self._new: dict[str, Step] = {}
@@ -339,6 +342,8 @@ class Run:
         assert self._root is not None, "the body has been started"
         while True:
             self._progress.clear()
+            if self.ended is not None:
+                return Ending.FINISHED
             if self.stopped is not None:
                 return self.stopped
             if self._failure is not None:
@@ -490,11 +495,14 @@ class Run:
             return await self._fail(unstorable)
 
     async def _complete(self, result: Any) -> Ending:
-        output = f'{{"result": {self._encode_result(result)}}}'
         async with self._writing:
-            await self.storage.update_instance_output(self.instance_id, output, lock=self.lock)
-        self.ended = Ended(WorkflowStatus.COMPLETED, output)
+            await self._store_result(result)
         return Ending.FINISHED
+
+    async def _store_result(self, result: Any, record: HistoryEvent | None = None) -> None:
+        output = f'{{"result": {self._encode_result(result)}}}'
+        await self.storage.update_instance_output(self.instance_id, output, lock=self.lock, record=record)
+        self.ended = Ended(WorkflowStatus.COMPLETED, output)
 
     async def _start_over(self, input_json: str) -> Ending:
         await self._stop_doing()  # what still runs belongs to the round that ends
@@ -631,11 +639,57 @@ class Run:
             return
         await self._writing.acquire()
         try:
-            if self._is_wanted(event):
-                appended = await self.storage.append_history(event, lock=self.lock)
-                self._recorded(event, appended.id, outcome)
+            if not self._is_wanted(event):
+                return
+            if outcome is not None and self._may_end_with(event):
+                await self._record_and_end(event, outcome)
+                return
+            appended = await self.storage.append_history(event, lock=self.lock)
+            self._recorded(event, appended.id, outcome)
+            if outcome is not None and self._has_returned() and len(self._last_steps) < _MOST_LAST_STEPS:
+                self._last_steps.add(event.activity_id)
         finally:
             self._writing.release()
+
+    def _may_end_with(self, event: HistoryEvent) -> bool:
+        """Whether the body may return with this result, as others did; and nobody has had to take the instance over."""
+        return event.activity_id in self._last_steps and len(self._pending) == 1 and self.lock.token == 1
+
+    def _has_returned(self) -> bool:
+        root = self._root
+        return root is not None and root.done() and not root.cancelled() and root.exception() is None
+
+    async def _record_and_end(self, event: HistoryEvent, outcome: Outcome) -> None:
+        """Let the body see the result first: if it returns, that is recorded by the same write.
+
+        Otherwise what it asks for has to wait until the result is recorded, as always.
+        """
+        try:
+            self.deliver(event, outcome)
+        finally:
+            if not await self._has_ended_with(event):
+                await self._record_seen(event)
+
+    async def _has_ended_with(self, event: HistoryEvent) -> bool:
+        assert self._root is not None, "the body has been started"
+        if not self._has_returned():
+            return False
+        try:
+            await self._store_result(self._root.result(), record=event)
+        except INFRASTRUCTURE:
+            raise
+        except (SerializationError, StorageError):
+            return False  # whoever ends the run will be refused as well, and knows what to do then
+        return True
+
+    async def _record_seen(self, event: HistoryEvent) -> None:
+        """Record a result that the body has seen."""
+        try:
+            appended = await self.storage.append_history(event, lock=self.lock)
+        except UNSTORABLE as error:
+            # Next time it is recorded before the body sees it, and then as a failure.
+            raise RomancyError(f"step {event.activity_id!r}: the body has seen what cannot be stored") from error
+        self._has_seen(appended.id)
 
     async def _record_in_company(self, mine: _Unwritten) -> None:
         self._unwritten.append(mine)

@@ -135,9 +135,17 @@ class InstanceManager(Protocol):
         """Note which activity the instance is in."""
 
     async def update_instance_output(
-        self, instance_id: str, output_data: str | None, *, lock: Lock | None = None
+        self,
+        instance_id: str,
+        output_data: str | None,
+        *,
+        lock: Lock | None = None,
+        record: HistoryEvent | None = None,
     ) -> None:
-        """Complete the instance with its output, release its lock and drop all it was waiting for."""
+        """Complete the instance with its output, release its lock and drop all it was waiting for.
+
+        With `record`, the step that it completes with is appended to its history by the same write.
+        """
 
     async def cancel_instance(self, instance_id: str, reason: str, *, compensate: bool = False) -> None:
         """Cancel a running, waiting or recurred instance; else WorkflowNotCancellableError.

@@ -326,7 +326,9 @@ class Executor:
             warm.tear_down()
         definition = self._workflows[instance.workflow_name]
         body = definition.body(instance.input_data or "{}")
-        execution.run = Run(self._storage, instance, lock, body, definition.signature, self._clock)
+        execution.run = Run(
+            self._storage, instance, lock, body, definition.signature, self._clock, definition.last_steps
+        )
         execution.run.observers = self.observers
         newborn, execution.newborn = execution.newborn, False
         return await execution.run.execute(newborn=newborn, woken=woken)
@@ -348,6 +350,7 @@ class Executor:
         if pause_sec is not None:
             until = self._clock.now() + timedelta(seconds=pause_sec)
         reason = f"{type(error).__name__}: {error}"
+        execution.drop_run()  # before anybody hears of it: who takes the instance next must not meet our body
         execution.watched.parked(reason, type(error).__name__)
         await self._storage.park(execution.instance_id, reason, until=until, lock=execution.lock)
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from romancy.storage import (
     ANY,
+    HistoryEvent,
     InstanceExistsError,
     InstanceNotFoundError,
     InvalidStatusTransitionError,
@@ -18,6 +19,7 @@ from romancy.storage import (
     LockLostError,
     ResumableWorkflow,
     StaleWorkflowInfo,
+    StorageError,
     WorkflowInstance,
     WorkflowNotCancellableError,
     WorkflowStatus,
@@ -81,8 +83,22 @@ class Instances(Steps):
         self._hold_unfinished(instance_id, lock, "updated")
         self._change(instance_id, current_activity_id=activity_id)
 
-    def update_instance_output(self, instance_id: str, output_data: str | None, *, lock: Lock | None = None) -> None:
-        self._allow(instance_id, WorkflowStatus.COMPLETED, lock)
+    def update_instance_output(
+        self,
+        instance_id: str,
+        output_data: str | None,
+        *,
+        lock: Lock | None = None,
+        record: HistoryEvent | None = None,
+    ) -> None:
+        before = self.snapshot()
+        if record is not None:
+            self.append_history(record, lock=lock)
+        try:
+            self._allow(instance_id, WorkflowStatus.COMPLETED, lock)
+        except StorageError:
+            self.restore(before)
+            raise
         self._finish(instance_id, WorkflowStatus.COMPLETED, output_data)
 
     def cancel_instance(self, instance_id: str, reason: str, *, compensate: bool = False) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from ..models import HistoryEvent, HistoryEventType, WorkflowStatus
 from .manager import Manager
 from .operation import Hint
-from .statement import Many, Together, by_row, sql
+from .statement import Together, sql
 
 RESUMABLE_TOPIC = "workflow_resumable"
 FINISHED_TOPIC = "workflow_finished"
@@ -43,16 +43,6 @@ TIED = (
 """Tables whose rows about an instance do not outlive it. Whoever adds one marks the instance (`Manager._tie`)."""
 
 
-COMPLETION_TYPES = {
-    "instance_id": "text",
-    "status": "text",
-    "output_data": "text",
-    "token": "bigint",
-    "worker_id": "text",
-}
-"""The parameters of a completion."""
-
-
 def left_by(instance: str) -> str:
     """The select list that fills `Leftovers`."""
     looks = [f"EXISTS (SELECT 1 FROM {table} t WHERE t.instance_id = {instance})" for table in TIED]
@@ -82,48 +72,6 @@ class Ending(Manager):
                finished_at = {now}, updated_at = {now}"""
 
     _finish_instance = sql(f"{_SET_FINISHED} WHERE i.instance_id = :instance_id")
-
-    # How most instances end, without a look at the row before.
-    _RUNNING = "i.status = 'running' AND {lock_is_ours}"
-    _FINISHED_TOGETHER = """
-        UPDATE {keys_unchanged} {rows} STRAIGHT_JOIN workflow_instances i ON i.instance_id = r.instance_id
-           SET i.status = r.status, i.output_data = COALESCE(r.output_data, i.output_data), {lock_cleared},
-               suspended_from = NULL, parked_until = NULL, parked_reason = NULL,
-               finished_at = {now}, updated_at = {now}
-         WHERE i.status = 'running' AND i.lock_token = r.token AND i.locked_by = r.worker_id
-           AND i.lock_expires_at > {now}"""
-
-    _finish_running = sql(
-        f"{_SET_FINISHED} WHERE i.instance_id = :instance_id AND {_RUNNING}",
-        together=Together(columns=tuple(COMPLETION_TYPES), text=_FINISHED_TOGETHER),
-    )
-
-    # Not i.status = 'running': PostgreSQL would look through the index of all that is running. And not the fragment
-    # about the lock: `by_row` cannot see its parameters.
-    _HELD = """
-        SELECT i.ctid FROM workflow_instances i
-         WHERE i.instance_id = :instance_id AND COALESCE(i.status, '') = 'running' AND NOT i.has_ties
-           AND i.lock_token = :token AND i.locked_by = :worker_id AND i.lock_expires_at > {now}
-        {for_update_skip_locked}"""
-
-    # Whoever ties something to the instance changes its row, so this one statement cannot miss it.
-    _finish_untied = sql(
-        f"{_SET_FINISHED} WHERE i.instance_id = :instance_id AND {_RUNNING} AND NOT i.has_ties",
-        postgres=f"{_SET_FINISHED} WHERE i.instance_id = :instance_id AND i.ctid = ({_HELD})",
-        many=Many(
-            columns=COMPLETION_TYPES,
-            key=("instance_id",),
-            left_out=0,
-            postgres=f"""
-                WITH held AS MATERIALIZED (
-                     SELECT r.*, i.ctid AS place
-                       FROM {{rows}} CROSS JOIN LATERAL ({by_row(_HELD)}) i)
-                {by_row(_SET_FINISHED)}
-                  FROM held r WHERE i.ctid = r.place
-                RETURNING 1, i.instance_id""",
-        ),
-        together=Together(columns=tuple(COMPLETION_TYPES), text=f"{_FINISHED_TOGETHER} AND NOT i.has_ties"),
-    )
 
     # Most instances leave nothing behind: one look saves eight deletes.
     _leftovers = sql(

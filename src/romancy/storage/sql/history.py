@@ -15,6 +15,19 @@ from .statement import Many, sql
 
 _ATTEMPTS = 5
 
+APPENDED_TYPES = {
+    "instance_id": "text",
+    "activity_id": "text",
+    "event_type": "text",
+    "data_type": "text",
+    "event_data": "text",
+    "event_data_binary": "bytea",
+    "created_at": "timestamp",
+    "token": "bigint",
+    "worker_id": "text",
+}
+"""The parameters of a fenced append."""
+
 
 class History(Manager):
     """Implements `HistoryManager`."""
@@ -42,17 +55,7 @@ class History(Manager):
         {on_conflict_do_nothing:instance_id, activity_id}
         {returning_id}""",
         many=Many(
-            columns={
-                "instance_id": "text",
-                "activity_id": "text",
-                "event_type": "text",
-                "data_type": "text",
-                "event_data": "text",
-                "event_data_binary": "bytea",
-                "created_at": "timestamp",
-                "token": "bigint",
-                "worker_id": "text",
-            },
+            columns=APPENDED_TYPES,
             key=("instance_id", "activity_id"),
             inserted_by=("lock_token", "token"),
             table="workflow_history",

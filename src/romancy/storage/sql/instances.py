@@ -12,10 +12,6 @@ from ..errors import (
     InstanceExistsError,
     InstanceNotFoundError,
     InvalidStatusTransitionError,
-    LockLostError,
-    OutcomeUnknownError,
-    StorageClosedError,
-    TransientStorageError,
     WorkflowNotCancellableError,
 )
 from ..models import (
@@ -45,10 +41,9 @@ from .checks import (
     plain_text,
     positive,
 )
-from .ending import cancelled_hint, finished_hint, resumable_hint
+from .ending import cancelled_hint, resumable_hint
 from .fragments import longest_runnable
 from .listing import Listing
-from .manager import check_lock
 from .operation import operation
 from .statement import Many, Together, by_row, merged, sql
 
@@ -146,11 +141,6 @@ class Instances(Listing):
            SET status = :status, output_data = COALESCE(:output_data, output_data), suspended_from = NULL,
                runnable_since = {now}, updated_at = {now}
          WHERE instance_id = :instance_id""")
-
-    _completed_as = sql("""
-        SELECT 1 FROM workflow_instances
-         WHERE instance_id = :instance_id AND status = :status AND lock_token = :token
-           AND ({text:output_data} IS NULL OR output_data = :output_data)""")
 
     _suspended_from = sql("SELECT suspended_from FROM workflow_instances WHERE instance_id = :instance_id")
 
@@ -334,59 +324,6 @@ class Instances(Listing):
         await self._hold_unfinished(check_key("instance_id", instance_id), lock, "updated")
         await self._set_activity.run(instance_id=instance_id, activity_id=activity_id)
 
-    async def update_instance_output(
-        self, instance_id: str, output_data: str | None, *, lock: Lock | None = None
-    ) -> None:
-        # Of an instance that never gave its first lock back, most likely no other table knows anything.
-        if lock is None or lock.token > 1:
-            await self._complete(instance_id, output_data, lock)
-            return
-        try:
-            if not await self._complete_untied(instance_id, output_data, lock):
-                await self._complete(instance_id, output_data, lock)
-        except OutcomeUnknownError as unknown:
-            try:
-                await self._complete_again(instance_id, output_data, lock)
-            except (TransientStorageError, StorageClosedError):
-                raise unknown from None  # that nothing was written would be said of the second attempt only
-
-    async def _complete_again(self, instance_id: str, output_data: str | None, lock: Lock) -> None:
-        """After an attempt of which nobody knows what came of it: perhaps it is completed already, as it should be."""
-        try:
-            await self._complete(instance_id, output_data, lock)
-        except (LockLostError, InvalidStatusTransitionError):
-            if not await self._is_completed(instance_id, output_data, lock):
-                raise
-
-    @operation(reads=True, by_key=True)
-    async def _is_completed(self, instance_id: str, output_data: str | None, lock: Lock) -> bool:
-        return bool(await self._completed_as.value(**completion(instance_id, output_data, lock)))
-
-    @operation(autocommit=True, touches=touches.of_change)
-    async def _complete_untied(self, instance_id: str, output_data: str | None, lock: Lock) -> bool:
-        """Complete an instance that its owner runs, if nothing is tied to it: with one statement."""
-        output = check_optional_json("output_data", output_data, self._payload_limit)
-        completed = await self._finish_untied.run(completion(instance_id, output, lock))
-        if completed:
-            await finished_hint(instance_id)
-        return bool(completed)
-
-    @operation(touches=touches.of_change)
-    async def _complete(self, instance_id: str, output_data: str | None, lock: Lock | None) -> None:
-        output = check_optional_json("output_data", output_data, self._payload_limit)
-        check_key("instance_id", instance_id)
-        if lock is not None and await self._complete_running(instance_id, output, lock):
-            return
-        await self._allow(instance_id, WorkflowStatus.COMPLETED, lock)
-        await self._finish(instance_id, WorkflowStatus.COMPLETED, output)
-
-    async def _complete_running(self, instance_id: str, output: str | None, lock: Lock) -> bool:
-        """Complete an instance that its owner runs; False if it is not, or not that owner's."""
-        completed = await self._finish_running.run(completion(instance_id, output, lock))
-        if completed:
-            await self._clear_away(instance_id, WorkflowStatus.COMPLETED)
-        return bool(completed)
-
     @operation
     async def cancel_instance(self, instance_id: str, reason: str, *, compensate: bool = False) -> None:
         check_key("instance_id", instance_id)
@@ -467,18 +404,6 @@ class Instances(Listing):
         UPDATE {keys_unchanged} workflow_instances SET {lock_cleared}, runnable_since = {now}, updated_at = {now}
          WHERE instance_id = :instance_id AND locked_by = :worker_id AND lock_token = :token
            AND lock_expires_at > {now}""")
-
-
-def completion(instance_id: str, output: str | None, lock: Lock) -> dict[str, Any]:
-    """The parameters with which its owner completes an instance."""
-    check_lock(instance_id, lock)
-    return {
-        "instance_id": check_key("instance_id", instance_id),
-        "status": WorkflowStatus.COMPLETED,
-        "output_data": output,
-        "token": lock.token,
-        "worker_id": lock.worker_id,
-    }
 
 
 def check_lock_timeout(seconds: int | None) -> int | None:

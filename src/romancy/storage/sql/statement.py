@@ -235,7 +235,10 @@ def sql(
     many: Many | None = None,
     together: Together | None = None,
 ) -> Statement[Any]:
-    """Write a statement once; a database that was measured to deserve its own text gets it by keyword."""
+    """Write a statement once; a database that was measured to deserve its own text gets it by keyword.
+
+    An empty text is for statements that only the databases have that are named.
+    """
     variants = {"postgres": postgres, "mysql": mysql}
     given = {name: variant for name, variant in variants.items() if variant is not None}
     return Statement(text, row, given, many, together)

@@ -14,13 +14,13 @@ from ..protocols import Executor, PostCommitCallback
 from ..urls import DatabaseURL, check_options, parse_url
 from .checks import check_key
 from .compensations import Compensations
+from .completing import Completing
 from .drivers.driver import Driver
 from .drivers.mysql import MySQLDriver
 from .drivers.postgres import PostgresDriver
 from .drivers.sqlite import SQLiteDriver
 from .executor import SQLExecutor
 from .groups import Groups
-from .history import History
 from .outbox import Outbox, new_relayer_id
 from .runners.runner import BaseRunner
 from .runners.sqlite import MEMORY, SQLiteRunner
@@ -35,7 +35,7 @@ from .work import Looking
 MAX_PAYLOAD_BYTES = 4 * 1024 * 1024
 
 
-class SQLStorage(Waking, Looking, Setbacks, SeenEvents, History, Outbox, Compensations, Groups, States, SystemLocks):
+class SQLStorage(Waking, Looking, Setbacks, SeenEvents, Completing, Outbox, Compensations, Groups, States, SystemLocks):
     """Durable workflow state in an SQL database; implements `Storage`."""
 
     def __init__(

@@ -18,6 +18,7 @@ class PostgresDriver(Driver):
     """PostgreSQL 12 or newer."""
 
     name = "postgres"
+    writes_to_several_tables = True
 
     @staticmethod
     def decode_time(moment: datetime) -> datetime:
@@ -150,6 +151,8 @@ class PostgresDriver(Driver):
     def numbered(rendered: Rendered, *, counted: bool) -> str:
         """The statement with a number behind its parameters that comes back in front of each row it answers with."""
         number = f"${len(rendered.binders) + 1}::int"
+        if rendered.text.startswith("WITH"):  # what writes within a WITH cannot stand in one itself
+            return f"{rendered.text} RETURNING {number}, 1"
         if counted:
             return f"WITH written AS ({rendered.text} RETURNING 1) SELECT {number}, COUNT(*) FROM written"
         if rendered.text.startswith("SELECT"):

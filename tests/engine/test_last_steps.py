@@ -1,0 +1,224 @@
+"""Once it is known with which step a workflow ends, that step and the end are one write; and nothing else changes."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from romancy import App, WorkflowFailedError, WorkflowHandle, activity, workflow
+from romancy.storage import PayloadTooLargeError, SQLStorage, WorkflowStatus
+from tests.engine.conftest import QUICK, MakeApp
+from tests.engine.crashing import expire_locks
+from tests.engine.test_lost_locks import DEAF
+from tests.engine.test_messages import until
+from tests.harness import history_of
+
+at_hand: dict[str, Any] = {}
+happened: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    happened.clear()
+    for each in (one_or_two, returning, undoing):
+        each.last_steps.clear()
+
+
+WRITES = {
+    "_append_with_lock": "recorded",
+    "_complete_untied": "ended",
+    "_complete_recording": "ended",
+    "_complete": "ended",
+}
+
+
+def watch(app: App) -> None:
+    """Note what is committed from now on."""
+
+    def note(point: str, operation: str) -> None:
+        if point == "after commit" and operation in WRITES:
+            happened.append(WRITES[operation])
+
+    app.storage.runner.probe = note
+
+
+async def steps_of(storage: SQLStorage, handle: WorkflowHandle[Any]) -> list[str]:
+    return [event.activity_id for event in await history_of(storage, handle.id)]
+
+
+@activity
+async def first() -> str:
+    happened.append("first")
+    return "one"
+
+
+@activity
+async def second() -> list[str]:
+    happened.append("second")
+    return await steps_of(at_hand["storage"], at_hand["app"].handle("longer"))
+
+
+@workflow
+async def one_or_two(more: bool, spin: bool = False) -> list[str]:
+    result = await first()
+    happened.append("seen")
+    while spin:
+        await asyncio.sleep(0)
+    return await second() if more else [result]
+
+
+async def ended_once(make_app: MakeApp, **options: Any) -> App:
+    """An app that has seen how the short one ends."""
+    app: App = await make_app(one_or_two, returning, undoing, **options)
+    assert await (await app.start(one_or_two, False)).result(10) == ["one"]
+    assert one_or_two.last_steps == {"first:1"}
+    happened.clear()
+    watch(app)
+    return app
+
+
+async def test_the_first_time_the_step_is_recorded_before_the_body_sees_it(make_app: MakeApp) -> None:
+    app: App = await make_app(one_or_two)
+    watch(app)
+
+    assert await (await app.start(one_or_two, False)).result(10) == ["one"]
+
+    assert happened == ["first", "recorded", "seen", "ended"]
+
+
+async def test_from_then_on_the_step_and_the_end_are_one_write(storage: SQLStorage, make_app: MakeApp) -> None:
+    app = await ended_once(make_app)
+
+    handle = await app.start(one_or_two, False)
+
+    assert await handle.result(10) == ["one"]
+    assert happened == ["first", "seen", "ended"]
+    assert await steps_of(storage, handle) == ["first:1"]
+
+
+async def test_what_the_body_asks_for_instead_waits_for_the_record(storage: SQLStorage, make_app: MakeApp) -> None:
+    app = await ended_once(make_app)
+    at_hand.update(storage=storage, app=app)
+
+    handle = await app.start(one_or_two, True, id="longer")
+
+    assert await handle.result(10) == ["first:1"]
+    assert happened[:4] == ["first", "seen", "recorded", "second"]
+    assert await steps_of(storage, handle) == ["first:1", "second:1"]
+
+
+async def test_an_instance_that_was_taken_over_is_recorded_before_its_body_sees_anything(
+    storage: SQLStorage, make_app: MakeApp
+) -> None:
+    client: App = await make_app(one_or_two, worker=False)
+    handle = await client.start(one_or_two, False)
+    assert await storage.try_acquire_lock(handle.id, "somebody", 60)
+    heir = await ended_once(make_app)
+
+    await expire_locks(storage)
+
+    assert await heir.handle(handle.id).result(10) == ["one"]
+    assert happened == ["first", "recorded", "seen", "ended"]
+
+
+async def test_a_body_that_spins_on_has_not_made_the_step_unrecorded(storage: SQLStorage, make_app: MakeApp) -> None:
+    app = await ended_once(make_app)
+
+    handle = await app.start(one_or_two, False, spin=True)
+
+    async def parked() -> bool:
+        return (await handle.instance()).parked_reason is not None
+
+    await until(parked)
+    assert happened.count("first") == 1
+    assert await steps_of(storage, handle) == ["first:1"]
+
+
+# Where the end is refused.
+
+
+@activity
+async def measured() -> int:
+    return 1
+
+
+@workflow
+async def returning(size: int) -> str:
+    await measured()
+    return "x" * size
+
+
+async def test_a_result_that_cannot_be_stored_fails_the_workflow_and_not_the_step(
+    storage: SQLStorage, make_app: MakeApp
+) -> None:
+    app: App = await make_app(returning)
+    await (await app.start(returning, 1)).result(10)
+    app.storage.max_payload_bytes = 2000
+
+    handle = await app.start(returning, 3000)
+
+    with pytest.raises(WorkflowFailedError, match="PayloadTooLargeError"):
+        await handle.result(10)
+    assert await steps_of(storage, handle) == ["measured:1", "workflow_failed"]
+
+
+async def test_what_was_seen_and_cannot_be_recorded_does_not_end_the_workflow(
+    storage: SQLStorage, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app: App = await make_app(returning, settings=msgspec.structs.replace(QUICK, poll_sec=0.05))
+    await (await app.start(returning, 1)).result(10)
+    refusals = iter([PayloadTooLargeError("of the end", 2, 1), PayloadTooLargeError("of the step", 2, 1)])
+
+    async def refused(*_: Any, **__: Any) -> Any:
+        raise next(refusals)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(app.storage, "update_instance_output", refused)
+        patched.setattr(app.storage, "append_history", refused)
+        handle = await app.start(returning, 1)
+
+        async def parked() -> bool:
+            return (await handle.instance()).parked_reason is not None
+
+        await until(parked)
+    assert "cannot be stored" in ((await handle.instance()).parked_reason or "")
+    assert await steps_of(storage, handle) == []
+    await storage.unpark(handle.id)
+    assert await handle.result(10) == "x"
+    assert await steps_of(storage, handle) == ["measured:1"]
+
+
+async def refund(result: str | None = None) -> None:
+    happened.append(f"refund {result}")
+
+
+@activity(compensate=refund)
+async def charge(cancelled: bool) -> str:
+    if cancelled:
+        await at_hand["storage"].cancel_instance("charged", "enough", compensate=True)
+    return "receipt"
+
+
+@workflow
+async def undoing(cancelled: bool) -> str:
+    return await charge(cancelled)
+
+
+async def test_a_cancellation_that_comes_before_the_end_knows_the_result_of_the_step(
+    storage: SQLStorage, make_app: MakeApp
+) -> None:
+    at_hand["storage"] = storage
+    app: App = await make_app(undoing, settings=DEAF)
+    storage.set_notify_enabled(False)
+    await (await app.start(undoing, False)).result(10)
+    happened.clear()
+
+    handle = await app.start(undoing, True, id="charged")
+
+    async def over() -> bool:
+        return await handle.status() is WorkflowStatus.CANCELLED
+
+    await until(over)
+    assert happened == ["refund receipt"]
+    assert "charge:1" in await steps_of(storage, handle)
