@@ -187,7 +187,7 @@ class MissingDriverError(StorageError, ImportError):
     """The client library of this kind of database is not installed."""
 
     def __init__(self, database: str, extra: str) -> None:
-        super().__init__(f"the client library for {database} is not installed; it comes with romancy[{extra}]")
+        super().__init__(f"the client library for {database} is not installed: run pip install 'romancy[{extra}]'")
 
 
 class TransactionError(StorageError):
