@@ -165,14 +165,23 @@ async def test_what_a_cancelled_receive_would_have_received_comes_to_the_next_on
 
 
 @workflow
-async def stranger() -> None:
-    await receive("never subscribed")
+async def stranger(*, direct: bool) -> None:
+    await (receive_direct("orders") if direct else receive("orders"))
 
 
-async def test_a_receive_without_a_subscription_is_the_bodys_error(make_app: MakeApp) -> None:
+@pytest.mark.parametrize(
+    ("direct", "remedy"),
+    [(False, "await subscribe('orders') before"), (True, "await subscribe('orders', 'direct') before")],
+)
+async def test_a_receive_without_a_subscription_is_the_bodys_error_and_names_the_remedy(
+    make_app: MakeApp, direct: bool, remedy: str
+) -> None:
     app = await make_app(stranger)
-    with pytest.raises(WorkflowFailedError, match="NotSubscribedError"):
-        await (await app.start(stranger)).result(10)
+    with pytest.raises(WorkflowFailedError) as failed:
+        await (await app.start(stranger, direct=direct)).result(10)
+    assert failed.value.error_type == "NotSubscribedError"
+    assert "is not subscribed to channel 'orders'" in failed.value.message
+    assert remedy in failed.value.message
 
 
 @workflow

@@ -147,8 +147,11 @@ class NotSubscribedError(StorageError):
     """The instance has no subscription to this channel."""
 
     def __init__(self, instance_id: str, channel: str) -> None:
+        named = channel.removesuffix(f":{instance_id}")  # as it was subscribed to: a direct one is kept per instance
+        given = repr(named) if named == channel else f"{named!r}, 'direct'"
         super().__init__(
-            f"instance {instance_id!r} is not subscribed to channel {channel!r}: subscribe before receiving"
+            f"instance {instance_id!r} is not subscribed to channel {named!r}:"
+            f" await subscribe({given}) before receiving"
         )
         self.instance_id = instance_id
         self.channel = channel
