@@ -32,6 +32,7 @@ async def test_it_measures_and_leaves_nothing_behind(harness: Harness, storage: 
 
 
 def test_a_database_without_a_schema_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "empty.db").touch()
     ended = romancy_bench(f"sqlite:///{tmp_path}/empty.db")
     assert ended.returncode == 1
     assert "romancy migrate" in ended.stderr

@@ -10,15 +10,30 @@ import pytest
 from romancy import App, WorkflowFailedError, activity, workflow
 from romancy.cli.main import main
 
+LOOKING = [["list"], ["show", "x"], ["cancel", "x"], ["unpark", "x"], ["bench"]]
 
-@pytest.mark.parametrize("command", [["list"], ["show", "x"], ["cancel", "x"], ["unpark", "x"]], ids=lambda it: it[0])
+
+@pytest.mark.parametrize("command", LOOKING, ids=lambda it: it[0])
 def test_looking_at_a_file_that_is_not_there_does_not_make_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
     path = tmp_path / "ordres.db"
     assert main([*command, "--url", f"sqlite:///{path}"]) == 1
-    assert f"there is no SQLite database '{path}'" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"error: there is no SQLite database '{path}'\n"
     assert not path.exists()
+
+
+@pytest.mark.parametrize("url", ["sqlite:///orders.db", "orders.db"])
+def test_a_relative_path_says_where_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["list", "--url", url]) == 1
+    assert capsys.readouterr().err == (
+        f"error: there is no SQLite database '{tmp_path}/orders.db'\n"
+        "hint: 'orders.db' is looked for in the current directory\n"
+    )
+    assert not (tmp_path / "orders.db").exists()
 
 
 @activity

@@ -11,9 +11,10 @@ from uuid import uuid4
 
 from ..activity import activity
 from ..app import App
-from ..storage import HistoryEvent, Lock, SchemaError, SQLStorage, WorkflowInstance, open_storage
+from ..storage import HistoryEvent, Lock, SchemaError, SQLStorage, WorkflowInstance
 from ..storage.migrations import pending
 from ..workflow import workflow
+from .existing import open_existing
 from .measuring import Contender, Report, Result, Series, closed_loop, per_second, take_turns
 
 CALLERS = 64
@@ -39,7 +40,7 @@ async def five_steps(number: int) -> int:
 async def run(options: argparse.Namespace) -> int:
     """Measure on the given database, and remove every row that this took."""
     report = Report(sys.stderr if options.json else sys.stdout)
-    async with open_storage(options.url, framework=_FRAMEWORK) as storage:
+    async with open_existing(options.url, framework=_FRAMEWORK) as storage:
         if await pending(storage.runner):
             raise SchemaError("the schema is missing or old; run `romancy migrate` first")
         try:

@@ -5,39 +5,27 @@ from __future__ import annotations
 import argparse
 import sys
 from datetime import datetime
-from pathlib import Path
 
 import msgspec
 
-from ..errors import NonDeterminismError, RomancyError
+from ..errors import NonDeterminismError
 from ..serialization import StoredError
 from ..storage import (
     HistoryEvent,
     HistoryIterator,
     InstanceNotFoundError,
     ListInstancesOptions,
-    SQLStorage,
     WorkflowInstance,
     WorkflowStatus,
-    open_storage,
 )
-from ..storage.sql.runners.sqlite import MEMORY
-from ..storage.urls import parse_url
+from .existing import open_existing
 
 _PAYLOADS = ("input_data", "output_data")
 
 
-def _existing(url: str) -> SQLStorage:
-    """The storage a URL names; looking at a SQLite file that is not there must not make one."""
-    parsed = parse_url(url)
-    if parsed.kind == "sqlite" and parsed.database != MEMORY and not Path(parsed.database).exists():
-        raise RomancyError(f"there is no SQLite database {parsed.database!r}")
-    return open_storage(url)
-
-
 async def list_them(options: argparse.Namespace) -> int:
     """One line per instance, newest first."""
-    async with _existing(options.url) as storage:
+    async with open_existing(options.url) as storage:
         page = await storage.list_instances(
             ListInstancesOptions(
                 limit=options.limit,
@@ -65,7 +53,7 @@ async def list_them(options: argparse.Namespace) -> int:
 
 async def show(options: argparse.Namespace) -> int:
     """An instance, then its steps."""
-    async with _existing(options.url) as storage:
+    async with open_existing(options.url) as storage:
         instance = await storage.get_instance(options.id)
         if instance is None:
             raise InstanceNotFoundError(options.id)
@@ -82,7 +70,7 @@ async def show(options: argparse.Namespace) -> int:
 
 async def cancel(options: argparse.Namespace) -> int:
     """Cancel, compensations included."""
-    async with _existing(options.url) as storage:
+    async with open_existing(options.url) as storage:
         await storage.cancel_instance(options.id, options.reason, compensate=True)
     print(f"{options.id} is being cancelled; a worker undoes what it did", file=sys.stderr)
     return 0
@@ -90,7 +78,7 @@ async def cancel(options: argparse.Namespace) -> int:
 
 async def unpark(options: argparse.Namespace) -> int:
     """Let workers see the instance again."""
-    async with _existing(options.url) as storage:
+    async with open_existing(options.url) as storage:
         was_parked = await storage.unpark(options.id)
         if not was_parked and await storage.get_instance(options.id) is None:
             raise InstanceNotFoundError(options.id)
