@@ -15,7 +15,7 @@ from .engine.calls import call
 from .engine.threads import in_thread
 from .errors import ActivityError, RomancyError, SerializationError
 from .hooks import NOBODY, Observers, WatchedStep
-from .logs import about, log
+from .logs import about, log, outlook
 from .retry import Retry
 from .serialization import Signature, encode, home, locate
 from .storage import (
@@ -137,15 +137,22 @@ class Compensator:
                 extra=about(entry.instance_id, done_id),
             )
             if not self._retry.allows(error, attempt, 0.0):
-                await self._storage.park(
-                    entry.instance_id,
-                    f"compensation {entry.activity_name} of step {entry.activity_id} keeps failing: {error}",
-                    lock=self._lock,
-                )
+                await self._park(entry, error)
                 return False
             await asyncio.sleep(self._retry.pause_sec(attempt))
             attempt += 1
         return True
+
+    async def _park(self, entry: CompensationEntry, error: Exception) -> None:
+        reason = f"compensation {entry.activity_name} of step {entry.activity_id} keeps failing"
+        log.error(
+            "instance %s is parked: %s; %s",
+            entry.instance_id,
+            reason,
+            outlook(entry.instance_id),
+            extra=about(entry.instance_id),
+        )
+        await self._storage.park(entry.instance_id, f"{reason}: {error}", lock=self._lock)
 
     def _watch(self, entry: CompensationEntry, step_id: str, attempt: int) -> WatchedStep:
         return self._observers.step(

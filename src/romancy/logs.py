@@ -34,3 +34,10 @@ log.addFilter(InstanceFilter())
 def about(instance_id: str, step_id: str | None = None) -> dict[str, str | None]:
     """The fields of a record, to be given as ``extra=``."""
     return {"instance": instance_id, "step": step_id}
+
+
+def outlook(instance_id: str, pause_sec: float | None = None) -> str:
+    """How an instance goes on that is parked for a while, or for good."""
+    if pause_sec is None:
+        return f"mend that, then `romancy unpark {instance_id}`"
+    return f"it is tried again in {pause_sec:.1f} s"

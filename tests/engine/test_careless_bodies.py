@@ -68,7 +68,9 @@ async def spinning() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_body_that_spins_takes_no_place_for_ever(make_app: MakeApp, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_spins_takes_no_place_for_ever(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("romancy.engine.loop._LONGEST_SPIN", 1000)
     app: App = await make_app(spinning, well_behaved)
     handle = await app.start(spinning)
@@ -81,6 +83,7 @@ async def test_a_body_that_spins_takes_no_place_for_ever(make_app: MakeApp, monk
 
     await until(parked)
     await until(given_up)
+    assert f"instance {handle.id} could not be run; it is tried again in 2.0 s" in caplog.text
 
 
 # Around the engine.

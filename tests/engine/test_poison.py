@@ -50,7 +50,7 @@ async def is_parked(app: App, instance_id: str) -> None:
 
 
 async def test_an_instance_that_workers_keep_dying_with_is_parked_for_good(
-    storage: SQLStorage, make_app: MakeApp
+    storage: SQLStorage, make_app: MakeApp, caplog: pytest.LogCaptureFixture
 ) -> None:
     await left_behind(storage, takeovers=4)
     app = await make_app(harmless, settings=PARKS_AT_FIVE)
@@ -59,15 +59,19 @@ async def test_an_instance_that_workers_keep_dying_with_is_parked_for_good(
     assert "5 workers in a row vanished" in (instance.parked_reason or "")
     assert (instance.parked_until or instance.started_at).year == 9999  # type: ignore[union-attr]
     assert await app.handle("victim").history() == []
+    assert "; mend that, then `romancy unpark victim`" in caplog.text
 
     await storage.unpark("victim")
     assert await app.handle("victim").result(10) == "done"
 
 
-async def test_before_that_it_backs_off_and_is_tried_again(storage: SQLStorage, make_app: MakeApp) -> None:
+async def test_before_that_it_backs_off_and_is_tried_again(
+    storage: SQLStorage, make_app: MakeApp, caplog: pytest.LogCaptureFixture
+) -> None:
     await left_behind(storage, takeovers=2)
     app = await make_app(harmless, settings=PARKS_AT_FIVE)
     await is_parked(app, "victim")
+    assert "; it is tried again in " in caplog.text
     assert await app.handle("victim").result(10) == "done"
 
 
@@ -152,13 +156,16 @@ def second_version() -> Workflow[Any, str]:
     return moving
 
 
-async def test_what_the_code_does_not_fit_rests_until_there_is_other_code(harness: Harness) -> None:
+async def test_what_the_code_does_not_fit_rests_until_there_is_other_code(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
     async with App(harness.url, workflows=[first_version()], settings=QUICK) as app:
         await waits(await app.start(app.workflows["moving"], id="it"))
     async with App(harness.url, workflows=[second_version()], settings=QUICK) as app:
         await app.publish("go", None)
         await is_parked(app, "it")
         token = (await app.handle("it").instance()).lock_token
+    assert "; it goes on when a worker with other code starts, or after `romancy unpark it`" in caplog.text
     async with App(harness.url, workflows=[second_version()], settings=QUICK) as app:
         await asyncio.sleep(0.5)
         instance = await app.handle("it").instance()

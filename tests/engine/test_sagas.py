@@ -183,7 +183,7 @@ async def unlucky(order: str) -> None:
 
 
 async def test_a_compensation_that_keeps_failing_parks_the_instance_visibly(
-    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("romancy.compensation.COMPENSATION_RETRY", NO_RETRY)
     app = await make_app(unlucky)
@@ -196,6 +196,8 @@ async def test_a_compensation_that_keeps_failing_parks_the_instance_visibly(
     instance = await handle.instance()
     assert instance.status is WorkflowStatus.COMPENSATING
     assert "printer on fire" in (instance.parked_reason or "")
+    assert f"{handle.id} is parked: compensation {__name__}:broken of step print_label:1 keeps failing" in caplog.text
+    assert f"keeps failing; mend that, then `romancy unpark {handle.id}`" in caplog.text
 
 
 @activity(retry=NO_RETRY, timeout=0.1, compensate=refund)

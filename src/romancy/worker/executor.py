@@ -19,7 +19,7 @@ from ..engine.endings import Ended, Ending
 from ..engine.run import INFRASTRUCTURE, Run
 from ..errors import NonDeterminismError, WorkerVanishedError
 from ..hooks import NOBODY
-from ..logs import about, log
+from ..logs import about, log, outlook
 from ..storage import (
     Lock,
     LockLostError,
@@ -200,7 +200,14 @@ class Executor:
             log.info("instance %s: the lock is another worker's now", instance_id, extra=about(instance_id))
             execution.watched.suspended("lock lost")
         except NonDeterminismError as error:
-            log.error("instance %s is parked: %s", instance_id, error.without_values, extra=about(instance_id))
+            log.error(
+                "instance %s is parked: %s; it goes on when a worker with other code starts, or after"
+                " `romancy unpark %s`",
+                instance_id,
+                error.without_values,
+                instance_id,
+                extra=about(instance_id),
+            )
             await self._quietly(self._refuse(execution, error))
         except INFRASTRUCTURE as error:
             # The infrastructure's trouble, never the workflow's: somebody goes on when it is over.
@@ -210,9 +217,14 @@ class Executor:
             await self._give_back(execution)
             raise
         except Exception as error:
-            log.exception("instance %s could not be run", instance_id, extra=about(instance_id))
             tries = _count(self._tries, instance_id)
             pause = min(2.0**tries, _LONGEST_BACKOFF_SEC) if tries < _TRIES_BEFORE_PARKING else None
+            log.exception(
+                "instance %s could not be run; %s",
+                instance_id,
+                outlook(instance_id, pause),
+                extra=about(instance_id),
+            )
             await self._quietly(self._set_aside(execution, error, pause))
 
     def _watch(self, execution: Execution, *, resumed: bool) -> None:
@@ -236,7 +248,13 @@ class Executor:
         if takeovers < self._settings.takeovers:
             # At random, because others may only have been there when it happened: each soon runs without the culprit.
             pause = min(2.0 ** (takeovers - _INNOCENT_TAKEOVERS), _LONGEST_BACKOFF_SEC) * random.uniform(0.2, 1.0)
-        log.error("instance %s is parked: %s", execution.instance_id, error, extra=about(execution.instance_id))
+        log.error(
+            "instance %s is parked: %s; %s",
+            execution.instance_id,
+            error,
+            outlook(execution.instance_id, pause),
+            extra=about(execution.instance_id),
+        )
         await self._set_aside(execution, error, pause)
         return True
 
