@@ -3,12 +3,15 @@
 import asyncio
 import json
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from romancy import App, WorkflowFailedError, activity, workflow
 from romancy.cli.main import main
+from romancy.storage import SQLStorage, WorkflowInstance, WorkflowStatus
+from tests.harness import Harness
 
 LOOKING = [["list"], ["show", "x"], ["cancel", "x"], ["unpark", "x"], ["bench"]]
 
@@ -78,6 +81,58 @@ async def test_a_list_for_programs_does_not_pretend_that_payloads_are_empty(
     listed = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {instance["instance_id"] for instance in listed} == {"failed", "cancelled"}
     assert not any("input_data" in instance or "output_data" in instance for instance in listed)
+
+
+@pytest.fixture
+async def parked(harness: Harness, storage: SQLStorage) -> None:
+    """Instances of every age and status that can be parked, and some that are not."""
+    now = await storage.current_time()
+    for number in range(9):
+        started_at = now - timedelta(minutes=number)
+        await storage.create_instance(WorkflowInstance(f"order-{number}", "fulfil", started_at=started_at))
+    await storage.update_instance_status("order-4", WorkflowStatus.COMPENSATING, "why")
+    for number in (1, 4, 5):
+        await storage.park(f"order-{number}", "why")
+    await storage.park("order-7", "why", until=now + timedelta(hours=1))
+    await storage.park("order-8", "why", until=now - timedelta(hours=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "listed"),
+    [
+        ([], ["order-1", "order-4", "order-5", "order-7"]),
+        (["--status", "compensating"], ["order-4"]),
+        (["--id", "5"], ["order-5"]),
+        (["--limit", "2"], ["order-1", "order-4"]),
+        (["--workflow", "other"], []),
+    ],
+)
+async def test_parked_instances_are_listed_newest_first(
+    harness: Harness,
+    parked: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    listed: list[str],
+) -> None:
+    monkeypatch.setattr("romancy.cli.instances._PAGE", 2)
+    assert await run("list", "--parked", "--url", harness.url, *options) == 0
+    shown = capsys.readouterr()
+    assert [line.split()[0] for line in shown.out.splitlines()] == listed
+    assert all(line.endswith("(parked)") for line in shown.out.splitlines())
+    assert ("there are more" in shown.err) is ("--limit" in options)
+
+
+@pytest.mark.databases("sqlite")
+async def test_the_search_for_parked_instances_has_an_end(
+    harness: Harness, parked: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("romancy.cli.instances._PAGE", 2)
+    monkeypatch.setattr("romancy.cli.instances._MOST_LOOKED_AT", 4)
+    assert await run("list", "--parked", "--url", harness.url) == 0
+    shown = capsys.readouterr()
+    assert [line.split()[0] for line in shown.out.splitlines()] == ["order-1", "order-4"]
+    assert shown.err == "hint: only the newest 4 that are running were looked at; --workflow narrows them\n"
 
 
 async def test_what_is_not_there_cannot_be_unparked(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import sys
 from datetime import datetime
 
 import msgspec
+from msgspec.structs import replace
 
 from ..errors import NonDeterminismError
 from ..serialization import StoredError
@@ -15,26 +16,32 @@ from ..storage import (
     HistoryIterator,
     InstanceNotFoundError,
     ListInstancesOptions,
+    PaginationResult,
+    SQLStorage,
     WorkflowInstance,
     WorkflowStatus,
 )
+from ..storage.models import RUNNABLE
+from ..storage.sql.listing import page_token
 from .existing import open_existing
 
 _PAYLOADS = ("input_data", "output_data")
+_PAGE = 1000
+_MOST_LOOKED_AT = 100_000
+"""So many instances of a status are searched for parked ones."""
 
 
 async def list_them(options: argparse.Namespace) -> int:
     """One line per instance, newest first."""
+    wanted = ListInstancesOptions(
+        limit=options.limit,
+        status_filter=WorkflowStatus(options.status) if options.status else None,
+        workflow_name_filter=options.workflow,
+        instance_id_filter=options.id,
+    )
     async with open_existing(options.url) as storage:
-        page = await storage.list_instances(
-            ListInstancesOptions(
-                limit=options.limit,
-                status_filter=WorkflowStatus(options.status) if options.status else None,
-                workflow_name_filter=options.workflow,
-                instance_id_filter=options.id,
-            )
-        )
         now = await storage.current_time()
+        page = await (parked(storage, wanted, now) if options.parked else storage.list_instances(wanted))
     if options.json:
         for instance in page.instances:
             listed = msgspec.structs.asdict(instance)
@@ -49,6 +56,34 @@ async def list_them(options: argparse.Namespace) -> int:
     if page.has_more:
         print(f"hint: there are more; --limit shows more than {options.limit}", file=sys.stderr)
     return 0
+
+
+async def parked(storage: SQLStorage, wanted: ListInstancesOptions, now: datetime) -> PaginationResult:
+    """The newest that are parked. No index knows them, but workers park what runs or compensates only."""
+    found: list[WorkflowInstance] = []
+    for status in RUNNABLE if wanted.status_filter is None else (wanted.status_filter,):
+        found += await _parked_of(storage, replace(wanted, status_filter=status), now)
+    found.sort(key=page_token, reverse=True)
+    return PaginationResult(found[: wanted.limit], has_more=len(found) > wanted.limit)
+
+
+async def _parked_of(storage: SQLStorage, wanted: ListInstancesOptions, now: datetime) -> list[WorkflowInstance]:
+    """The newest of one status that are parked, one more than wanted at most."""
+    found: list[WorkflowInstance] = []
+    looked_at = 0
+    at = replace(wanted, limit=_PAGE)
+    while looked_at < _MOST_LOOKED_AT:
+        page = await storage.list_instances(at)
+        found += [instance for instance in page.instances if is_parked(instance, now)]
+        if not page.has_more or len(found) > wanted.limit:
+            return found[: wanted.limit + 1]
+        looked_at += len(page.instances)
+        at = replace(at, page_token=page.next_page_token)
+    print(
+        f"hint: only the newest {looked_at:,} that are {wanted.status_filter} were looked at; --workflow narrows them",
+        file=sys.stderr,
+    )
+    return found
 
 
 async def show(options: argparse.Namespace) -> int:

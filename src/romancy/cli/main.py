@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
 
     listing = _with_url(commands.add_parser("list", help="list instances, newest first"))
     listing.add_argument("--status", choices=[str(status) for status in WorkflowStatus])
+    listing.add_argument("--parked", action="store_true", help="only instances that workers have set aside")
     listing.add_argument("--workflow", metavar="TEXT", help="only workflows whose name contains this")
     listing.add_argument("--id", metavar="TEXT", help="only instances whose id contains this")
     listing.add_argument("--limit", type=_at_least_one, default=20)
