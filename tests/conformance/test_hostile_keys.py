@@ -221,6 +221,7 @@ USES: dict[str, Use] = {
     "archive_history": lambda s, k: s.archive_history(k),
     "get_archived_history": lambda s, k: s.get_archived_history(k),
     "get_awaited_steps": lambda s, k: s.get_awaited_steps(k),
+    "get_waits": lambda s, k: s.get_waits(k),
     "cleanup_instance_subscriptions": lambda s, k: s.cleanup_instance_subscriptions(k),
 }
 """Every text argument that names something."""

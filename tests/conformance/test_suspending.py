@@ -7,6 +7,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from romancy.storage import (
     ChannelWait,
@@ -115,6 +116,27 @@ async def test_awaited_steps_are_told_in_the_order_of_their_bytes(harness: Harne
     await storage.suspend(lock.instance_id, waits, lock=lock)
 
     assert await storage.get_awaited_steps(lock.instance_id) == ["B", "a", "a ", "b", "é"]
+
+
+async def test_waits_are_told_as_they_were_registered_in_the_order_of_their_steps(
+    harness: Harness, storage: SQLStorage
+) -> None:
+    lock, [sleep, message, child], _ = await three_waits(harness, storage)
+    assert isinstance(sleep, TimerSubscription)
+    until = await storage.current_time() + timedelta(hours=1)
+    late = ChannelWait("orders", "receive:2", timeout_at=until)
+    renamed = TimerSubscription(lock.instance_id, "z", sleep.expires_at, activity_id="charge:1")
+    await storage.suspend(lock.instance_id, [sleep, late, message, child, renamed], lock=lock)
+
+    waits = await storage.get_waits(lock.instance_id)
+
+    assert [registered(wait) for wait in waits] == [renamed, child, message, late, sleep]
+    assert await storage.get_waits("nobody") == []
+
+
+def registered(wait: Wait) -> Wait:
+    """A wait without what only its row has."""
+    return replace(wait, id=None, created_at=None) if isinstance(wait, TimerSubscription) else wait
 
 
 @pytest.mark.parametrize(

@@ -677,6 +677,7 @@ def read(g: Generator) -> Call:
         Call("get_compensations", (instance_id,)),
         Call("get_instance_state", (instance_id,)),
         Call("get_awaited_steps", (instance_id,)),
+        Call("get_waits", (instance_id,)),
         Call("get_archived_history", (instance_id,)),
         Call("get_channel_subscription", (instance_id, g.channel(instance_id))),
         Call("get_channel_mode", (channel,)),

@@ -199,6 +199,9 @@ class InstanceManager(Protocol):
     async def get_awaited_steps(self, instance_id: str) -> list[str]:
         """The steps for which the instance has waits registered."""
 
+    async def get_waits(self, instance_id: str) -> list[Wait]:
+        """The waits that the instance has registered, in the order of their steps."""
+
     async def park(
         self, instance_id: str, reason: str, *, until: datetime | None = None, lock: Lock | None = None
     ) -> None:

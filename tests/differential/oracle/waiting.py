@@ -64,6 +64,16 @@ class Waiting(Channels):
         others = [key[1] for key in (*self.channel_waits, *self.instance_waits) if key[0] == instance_id]
         return sorted(timers + others)
 
+    def get_waits(self, instance_id: str) -> list[Wait]:
+        registered: list[tuple[str, str, Wait]] = [
+            (timer.activity_id or timer.timer_id, timer.timer_id, timer)
+            for key, timer in self.timers.items()
+            if key[0] == instance_id
+        ]
+        for waits in (self.channel_waits, self.instance_waits):
+            registered += [(key[1], "", wait) for key, wait in waits.items() if key[0] == instance_id]
+        return [wait for _, _, wait in sorted(registered, key=lambda one: one[:2])]
+
     def register_channel_receive_and_release_lock(
         self,
         instance_id: str,

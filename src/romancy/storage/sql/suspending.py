@@ -97,6 +97,31 @@ class Suspending(Delivery, Archive):
         # Sorted here, since tables that another framework made would sort by their own collation.
         return sorted((activity_id for (activity_id,) in rows), key=str.encode)
 
+    _timers_of = sql(
+        "SELECT {timer_columns} FROM workflow_timer_subscriptions t WHERE t.instance_id = :instance_id",
+        row=TimerSubscription,
+    )
+
+    _channel_waits_of = sql(
+        "SELECT channel, activity_id, timeout_at FROM romancy_channel_waits WHERE instance_id = :instance_id",
+        row=ChannelWait,
+    )
+
+    _instance_waits_of = sql(
+        "SELECT awaited_id, activity_id FROM romancy_instance_waits WHERE instance_id = :instance_id",
+        row=InstanceWait,
+    )
+
+    @operation(reads=True, by_key=True)
+    async def get_waits(self, instance_id: str) -> list[Wait]:
+        check_key("instance_id", instance_id)
+        waits: list[Wait] = [
+            *await self._timers_of.all(instance_id=instance_id),
+            *await self._channel_waits_of.all(instance_id=instance_id),
+            *await self._instance_waits_of.all(instance_id=instance_id),
+        ]
+        return sorted(waits, key=by_step)
+
     async def _withdraw(self, instance_id: str, activity_id: str) -> None:
         """Forget the waits of one step."""
         await self._forget_timers_of.run(instance_id=instance_id, activity_id=activity_id)
@@ -220,6 +245,13 @@ def check_waits(instance_id: str, waits: Sequence[Wait]) -> None:
 def by_channel(wait: Wait) -> bytes:
     """Channels are locked in order of their names, after everything else."""
     return b"\1" + wait.channel.encode() if isinstance(wait, ChannelWait) else b""
+
+
+def by_step(wait: Wait) -> tuple[bytes, bytes]:
+    """Waits are told in the order of their steps; several timers of one step in the order of their own ids."""
+    if isinstance(wait, TimerSubscription):
+        return (wait.activity_id or wait.timer_id).encode(), wait.timer_id.encode()
+    return wait.activity_id.encode(), b""
 
 
 def waiting_status(waits: Sequence[Wait]) -> WorkflowStatus:
