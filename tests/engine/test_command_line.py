@@ -2,15 +2,32 @@
 
 import asyncio
 import json
+import re
 import sys
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from romancy import App, WorkflowFailedError, activity, workflow
+from romancy import (
+    App,
+    Retry,
+    TerminalError,
+    WorkflowFailedError,
+    activity,
+    activity_context,
+    receive,
+    receive_direct,
+    sleep,
+    start_child,
+    subscribe,
+    wait_event,
+    workflow,
+)
 from romancy.cli.main import main
 from romancy.storage import SQLStorage, WorkflowInstance, WorkflowStatus
+from tests.engine.conftest import MakeApp
 from tests.harness import Harness
 
 LOOKING = [["list"], ["show", "x"], ["cancel", "x"], ["unpark", "x"], ["bench"]]
@@ -72,6 +89,138 @@ async def test_showing_an_instance_tells_why_it_ended(
 ) -> None:
     assert await run("show", instance_id, "--url", url) == 0
     assert f"{instance_id:<10} {why}\n" in capsys.readouterr().out
+
+
+async def refund(order_id: str) -> None: ...
+
+
+async def unpack(order_id: str) -> None: ...
+
+
+@activity(compensate=refund)
+async def charge(order_id: str) -> None: ...
+
+
+@activity(compensate=unpack, retry=Retry(max_attempts=3, initial_sec=0.01))
+async def pack(order_id: str) -> None:
+    match activity_context().attempt:
+        case 1:
+            raise ConnectionError(f"no answer from the {'ware' * 20}house\nand more")
+        case 2:
+            raise TimeoutError
+
+
+@activity(compensate=refund, retry=Retry(max_attempts=2, initial_sec=600))
+async def ship(order_id: str) -> None:
+    raise TerminalError("not to the Moon") if order_id == "moon" else ConnectionError("no carrier")
+
+
+@workflow
+async def sleeps() -> None:
+    await sleep(timedelta(hours=1))
+
+
+@workflow
+async def fulfil(order_id: str) -> None:
+    await charge(order_id)
+    await pack(order_id)
+    await subscribe("news")
+    await subscribe("__direct__", "direct")
+    child = await start_child(sleeps)
+    await asyncio.gather(
+        receive("news", timeout=60), receive_direct(), wait_event("paid"), child.result(), ship(order_id)
+    )
+
+
+async def shown(harness: Harness, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """What `romancy show` says, with every time the same."""
+    assert await run("show", *arguments, "--url", harness.url) == 0
+    return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "TIME", capsys.readouterr().out).splitlines()
+
+
+async def comes_to(status: WorkflowStatus, storage: SQLStorage, instance_id: str) -> None:
+    async with asyncio.timeout(10):
+        while (await storage.get_instance(instance_id)).status is not status:  # type: ignore[union-attr]
+            await asyncio.sleep(0.01)
+
+
+async def test_showing_an_instance_tells_what_it_waits_for(
+    harness: Harness, storage: SQLStorage, make_app: MakeApp, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = await make_app(fulfil, sleeps)
+    await app.start(fulfil, "mars", id="order-1")
+    await comes_to(WorkflowStatus.WAITING_FOR_MESSAGE, storage, "order-1")
+    await comes_to(WorkflowStatus.WAITING_FOR_TIMER, storage, "order-1/start_child:1")
+    told = await shown(harness, capsys, "order-1")
+    assert [line.removeprefix("waits for  ") for line in told if line.startswith("waits")] == [
+        "a message on news, until TIME",
+        "a message to it alone",
+        "a message on paid",
+        "a message on paid to it alone",
+        "the end of order-1/start_child:1",
+        "the next attempt at 5/ship:1, due TIME",
+    ]
+    assert "waits for  sleep:1, due TIME" in await shown(harness, capsys, "order-1/start_child:1")
+
+
+async def test_showing_an_instance_tells_how_attempts_failed_and_what_would_be_undone(
+    harness: Harness, storage: SQLStorage, make_app: MakeApp, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = await make_app(fulfil)
+    await app.start(fulfil, "mars", id="order-1")
+    await comes_to(WorkflowStatus.WAITING_FOR_MESSAGE, storage, "order-1")
+    told = await shown(harness, capsys, "order-1")
+    begin = told.index("TIME  ActivityCompleted         charge:1")
+    assert told[begin : begin + 6] == [
+        "TIME  ActivityCompleted         charge:1",
+        "TIME  ActivityFailed            pack:1#1",
+        f"{'':19}  attempt 1: ConnectionError: no answer from the {'ware' * 7}wa …",
+        "TIME  ActivityFailed            pack:1#2",
+        f"{'':19}  attempt 2: TimeoutError",
+        "TIME  ActivityCompleted         pack:1",
+    ]
+    assert told[-5:] == [
+        "",
+        f"to undo    5/ship:1 with {__name__}:refund",
+        "to undo    start_child:1 with romancy.children:cancel_child",
+        f"to undo    pack:1 with {__name__}:unpack",
+        f"to undo    charge:1 with {__name__}:refund",
+    ]
+    assert '"mars"' not in "".join(told)
+
+
+async def test_showing_an_instance_tells_what_was_undone(
+    harness: Harness, make_app: MakeApp, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = await make_app(fulfil)
+    with pytest.raises(WorkflowFailedError):
+        await (await app.start(fulfil, "moon", id="order-1")).result(timeout=10)
+    told = await shown(harness, capsys, "order-1")
+    assert f"{'':19}  TerminalError: not to the Moon" in told
+    assert [line.strip() for line in told if "undid" in line] == [
+        "undid start_child:1 with romancy.children:cancel_child",
+        f"undid pack:1 with {__name__}:unpack",
+        f"undid charge:1 with {__name__}:refund",
+    ]
+    assert not any(line.startswith(("to undo", "waits for")) for line in told)
+
+
+@workflow
+async def undoes() -> None:
+    await charge("order-1")
+    with suppress(TerminalError):
+        await ship("moon")
+    await sleep(timedelta(hours=1))
+
+
+async def test_a_step_that_failed_for_good_is_nothing_to_undo(
+    harness: Harness, storage: SQLStorage, make_app: MakeApp, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = await make_app(undoes)
+    await app.start(undoes, id="order-1")
+    await comes_to(WorkflowStatus.WAITING_FOR_TIMER, storage, "order-1")
+    told = await shown(harness, capsys, "order-1")
+    assert [line for line in told if line.startswith("to undo")] == [f"to undo    charge:1 with {__name__}:refund"]
 
 
 async def test_a_list_for_programs_does_not_pretend_that_payloads_are_empty(

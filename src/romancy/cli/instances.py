@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
 from msgspec.structs import replace
 
-from ..errors import NonDeterminismError
-from ..serialization import StoredError
 from ..storage import (
-    HistoryEvent,
+    CompensationEntry,
     HistoryIterator,
     InstanceNotFoundError,
     ListInstancesOptions,
@@ -21,9 +20,10 @@ from ..storage import (
     WorkflowInstance,
     WorkflowStatus,
 )
-from ..storage.models import RUNNABLE
+from ..storage.models import FINISHED, RUNNABLE, WAITING
 from ..storage.sql.listing import page_token
 from .existing import open_existing
+from .telling import Fact, awaited, described, is_parked, leaves_nothing_to_undo, note_on, reason_of, shown
 
 _PAYLOADS = ("input_data", "output_data")
 _PAGE = 1000
@@ -87,20 +87,43 @@ async def _parked_of(storage: SQLStorage, wanted: ListInstancesOptions, now: dat
 
 
 async def show(options: argparse.Namespace) -> int:
-    """An instance, then its steps."""
+    """An instance, then its steps, then what would be undone."""
     async with open_existing(options.url) as storage:
         instance = await storage.get_instance(options.id)
         if instance is None:
             raise InstanceNotFoundError(options.id)
         cancelled = await storage.get_history_event(options.id, "workflow_cancelled")
-        facts = described(instance, await storage.current_time(), payloads=options.payloads)
-        for name, value in [*facts, *reason_of(instance, cancelled)]:
-            print(f"{name:<10} {value}")
+        # What it waited for before it ran again may still be registered, but is no longer what keeps it.
+        waits = await storage.get_waits(options.id) if instance.status in WAITING else []
+        _print_facts(described(instance, await storage.current_time(), payloads=options.payloads))
+        _print_facts(reason_of(instance, cancelled))
+        _print_facts([awaited(options.id, wait) for wait in waits])
         print()
-        async for event in HistoryIterator(storage, options.id):
-            payload = f"  {event.event_data}" if options.payloads and event.event_data else ""
-            print(f"{shown(event.created_at)}  {event.event_type:<24}  {event.activity_id}{payload}")
+        left = await _print_history(storage, options.id, payloads=options.payloads)
+        if left and instance.status not in FINISHED:
+            print()
+            _print_facts([("to undo", f"{entry.activity_id} with {entry.activity_name}") for entry in left])
     return 0
+
+
+def _print_facts(facts: Sequence[Fact]) -> None:
+    for name, value in facts:
+        print(f"{name:<10} {value}")
+
+
+async def _print_history(storage: SQLStorage, instance_id: str, *, payloads: bool) -> list[CompensationEntry]:
+    """Print all steps; the compensations that are left, last first."""
+    compensations = {f"compensation:{entry.id}": entry for entry in await storage.get_compensations(instance_id)}
+    over: set[str] = set()
+    async for event in HistoryIterator(storage, instance_id):
+        payload = f"  {event.event_data}" if payloads and event.event_data else ""
+        print(f"{shown(event.created_at)}  {event.event_type:<24}  {event.activity_id}{payload}")
+        note = note_on(event, compensations)
+        if note is not None:
+            print(f"{'':19}  {note}")
+        if leaves_nothing_to_undo(event):
+            over.add(event.activity_id)
+    return [entry for done, entry in compensations.items() if done not in over and entry.activity_id not in over]
 
 
 async def cancel(options: argparse.Namespace) -> int:
@@ -119,52 +142,3 @@ async def unpark(options: argparse.Namespace) -> int:
             raise InstanceNotFoundError(options.id)
     print(f"{options.id} {'can be picked up again' if was_parked else 'was not parked'}", file=sys.stderr)
     return 0 if was_parked else 1
-
-
-def is_parked(instance: WorkflowInstance, now: datetime) -> bool:
-    """Whether no worker will pick the instance up for the time being."""
-    return instance.parked_until is not None and instance.parked_until > now
-
-
-def described(instance: WorkflowInstance, now: datetime, *, payloads: bool) -> list[tuple[str, str]]:
-    """The facts worth a line."""
-    facts = [
-        ("id", instance.instance_id),
-        ("workflow", instance.workflow_name),
-        ("status", str(instance.status)),
-        ("started", shown(instance.started_at)),
-        ("updated", shown(instance.updated_at)),
-    ]
-    if instance.locked_by:
-        facts.append(("worker", f"{instance.locked_by} until {shown(instance.lock_expires_at)}"))
-    if is_parked(instance, now):
-        for_good = instance.parked_until is not None and instance.parked_until.year == 9999
-        until = "it is unparked" if for_good else shown(instance.parked_until)
-        if for_good and (instance.parked_reason or "").startswith(NonDeterminismError.__name__):
-            until = "a worker has other code for it"
-        facts.append(("parked", f"until {until}: {instance.parked_reason}"))
-    if payloads:
-        facts += [("input", str(instance.input_data)), ("output", str(instance.output_data))]
-    return facts
-
-
-def reason_of(instance: WorkflowInstance, cancelled: HistoryEvent | None) -> list[tuple[str, str]]:
-    """Why an instance has ended other than well, as far as it is told in our words."""
-    try:
-        if instance.status is WorkflowStatus.FAILED:
-            error = msgspec.json.decode(instance.output_data or "", type=StoredError)
-            return [("failed", f"{error.error_type}: {error.error_message}")]
-        if cancelled is not None:
-            return [("cancelled", msgspec.json.decode(cancelled.event_data or "", type=_Cancelled).reason)]
-    except msgspec.MsgspecError:
-        pass  # another framework's words
-    return []
-
-
-class _Cancelled(msgspec.Struct):
-    reason: str
-
-
-def shown(moment: datetime | None) -> str:
-    """A moment, to the second, UTC."""
-    return "-" if moment is None else f"{moment:%Y-%m-%d %H:%M:%S}"
