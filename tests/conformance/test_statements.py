@@ -14,7 +14,6 @@ from romancy.storage.urls import parse_url
 from tests.harness import Harness
 
 STATEMENTS = sorted(REGISTRY)
-ONLY_OF_POSTGRES = {"Completing._finish_untied_recording"}
 KEYS_OF_INSTANCES = {"instance_id", "workflow_name", "source_hash", "continued_from"}
 
 
@@ -53,7 +52,7 @@ async def test_every_statement_can_be_prepared(harness: Harness, storage: SQLSto
             await connection.close()
         case MySQLRunner() as runner:
             connection = await runner.connect_raw()
-            for name in of_all_databases():
+            for name in STATEMENTS:
                 try:
                     await connection.query(f"PREPARE checked FROM {quoted(with_questions(runner.driver, name))}")
                 except Exception as error:
@@ -62,10 +61,6 @@ async def test_every_statement_can_be_prepared(harness: Harness, storage: SQLSto
         case _:
             refused = explained_by_sqlite(storage, Path(parse_url(harness.url).database))
     assert refused == {}
-
-
-def of_all_databases() -> list[str]:
-    return [name for name in STATEMENTS if name not in ONLY_OF_POSTGRES]
 
 
 def with_questions(driver: Driver, name: str) -> str:
@@ -81,7 +76,7 @@ def quoted(text: str) -> str:
 def explained_by_sqlite(storage: SQLStorage, path: Path) -> dict[str, str]:
     refused: dict[str, str] = {}
     connection = sqlite3.connect(path)
-    for name in of_all_databases():
+    for name in STATEMENTS:
         rendered = storage.runner.driver.rendered(REGISTRY[name])
         nothing: list[Any] = [None] * len(rendered.binders)
         try:

@@ -44,7 +44,7 @@ async def _cut_at_each_statement(harness: Harness, storage: SQLStorage, scenario
     assert await contents(storage) != before
 
 
-@pytest.mark.databases("postgres")  # it has some that the others do not have
+@pytest.mark.databases("sqlite")
 async def test_every_operation_that_writes_has_a_scenario(harness: Harness, storage: SQLStorage) -> None:
     seen: set[str] = set()
     for scenario in SCENARIOS.values():

@@ -40,17 +40,18 @@ class Completing(Instances, History):
 
     _SET_FINISHED = Ending._SET_FINISHED
     _RUNNING = "i.status = 'running' AND {lock_is_ours}"
-    _FINISHED_TOGETHER = """
-        UPDATE {keys_unchanged} {rows} STRAIGHT_JOIN workflow_instances i ON i.instance_id = r.instance_id
-           SET i.status = r.status, i.output_data = COALESCE(r.output_data, i.output_data), {lock_cleared},
+    _JOINED = "{rows} STRAIGHT_JOIN workflow_instances i ON i.instance_id = r.instance_id"
+    _RUNNING_JOINED = """
+        i.status = 'running' AND i.lock_token = r.token AND i.locked_by = r.worker_id AND i.lock_expires_at > {now}"""
+    _SET_FINISHED_TOGETHER = f"""
+        UPDATE {{keys_unchanged}} {_JOINED}
+           SET i.status = r.status, i.output_data = COALESCE(r.output_data, i.output_data), {{lock_cleared}},
                suspended_from = NULL, parked_until = NULL, parked_reason = NULL,
-               finished_at = {now}, updated_at = {now}
-         WHERE i.status = 'running' AND i.lock_token = r.token AND i.locked_by = r.worker_id
-           AND i.lock_expires_at > {now}"""
+               finished_at = {{now}}, updated_at = {{now}}"""
 
     _finish_running = sql(
         f"{_SET_FINISHED} WHERE i.instance_id = :instance_id AND {_RUNNING}",
-        together=Together(columns=tuple(COMPLETION_TYPES), text=_FINISHED_TOGETHER),
+        together=Together(columns=tuple(COMPLETION_TYPES), text=f"{_SET_FINISHED_TOGETHER} WHERE {_RUNNING_JOINED}"),
     )
 
     # Not i.status = 'running': PostgreSQL would look through the index of all that is running. And not the fragment
@@ -78,24 +79,35 @@ class Completing(Instances, History):
                   FROM held r WHERE i.ctid = r.place
                 RETURNING 1, i.instance_id""",
         ),
-        together=Together(columns=tuple(COMPLETION_TYPES), text=f"{_FINISHED_TOGETHER} AND NOT i.has_ties"),
+        together=Together(
+            columns=tuple(COMPLETION_TYPES),
+            text=f"{_SET_FINISHED_TOGETHER} WHERE {_RUNNING_JOINED} AND NOT i.has_ties",
+        ),
     )
 
-    # Where one statement writes to two tables. A step that is recorded already lets nobody through: alone, nothing is
-    # written; among many, the key that is taken makes all of them run alone.
-    _RECORDED = """
+    _APPENDED_TO = """
         INSERT INTO workflow_history
                (instance_id, activity_id, event_type, data_type, event_data, event_data_binary, created_at,
-                lock_token)
-        SELECT :instance_id, :activity_id, :event_type, :data_type, :event_data, :event_data_binary,
-               COALESCE(:created_at, {now}), :token"""
+                lock_token)"""
+    _LAST = """
+        :instance_id, :activity_id, :event_type, :data_type, :event_data, :event_data_binary,
+        COALESCE(:created_at, {now}), :token"""
 
+    # A step that is recorded already lets nobody through. Alone nothing is written then, among many the key that is
+    # taken makes all of them run alone.
     _finish_untied_recording = sql(
-        "",
+        f"""
+        {_APPENDED_TO}
+        SELECT {_LAST} FROM workflow_instances i
+         WHERE i.instance_id = :instance_id AND {_RUNNING} AND NOT i.has_ties
+        {{for_update}}
+        {{on_conflict_do_nothing:instance_id, activity_id}}""",
+        then=Ending._finish_instance,
         postgres=f"""
             WITH held AS MATERIALIZED ({_HELD}),
                  recorded AS (
-                 {_RECORDED} FROM held ON CONFLICT (instance_id, activity_id) DO NOTHING RETURNING 1)
+                 {_APPENDED_TO} SELECT {_LAST} FROM held
+                 ON CONFLICT (instance_id, activity_id) DO NOTHING RETURNING 1)
             {_SET_FINISHED} WHERE i.instance_id = :instance_id AND i.ctid = (SELECT h.ctid FROM held h, recorded)""",
         many=Many(
             columns=COMPLETION_TYPES | APPENDED_TYPES,
@@ -105,8 +117,17 @@ class Completing(Instances, History):
                 WITH {_HELD_BY_ROW},
                      finished AS (
                      {by_row(_SET_FINISHED)} FROM held r WHERE i.ctid = r.place RETURNING r.*)
-                {by_row(_RECORDED)} FROM finished r ORDER BY r.number
+                {_APPENDED_TO} SELECT {by_row(_LAST)} FROM finished r ORDER BY r.number
                 RETURNING 1, instance_id""",
+        ),
+        together=Together(
+            columns=tuple(APPENDED_TYPES),
+            text=f"""
+                {_APPENDED_TO}
+                SELECT {by_row(_LAST)} FROM {_JOINED}
+                 WHERE {_RUNNING_JOINED} AND NOT i.has_ties ORDER BY r.number
+                FOR UPDATE""",
+            then=Together(columns=("instance_id", "status", "output_data"), text=_SET_FINISHED_TOGETHER),
         ),
     )
 
@@ -142,12 +163,10 @@ class Completing(Instances, History):
     async def _completed_at_once(
         self, instance_id: str, output_data: str | None, lock: Lock, record: HistoryEvent | None
     ) -> bool:
-        """Complete it with one statement; False if that was not to be."""
+        """Complete it with one write; False if that was not to be."""
         if record is None:
             return await self._complete_untied(instance_id, output_data, lock)
-        if self.runner.driver.writes_to_several_tables:
-            return await self._complete_recording(instance_id, output_data, lock, record)
-        return False
+        return await self._complete_recording(instance_id, output_data, lock, record)
 
     async def _complete_again(
         self, instance_id: str, output_data: str | None, lock: Lock, record: HistoryEvent | None
@@ -167,13 +186,16 @@ class Completing(Instances, History):
     async def _complete_untied(self, instance_id: str, output_data: str | None, lock: Lock) -> bool:
         """Complete an instance that its owner runs, if nothing is tied to it: with one statement."""
         output = check_optional_json("output_data", output_data, self._payload_limit)
-        return await self._end_untied(instance_id, output, lock)
+        completed = await self._finish_untied.run(completion(instance_id, output, lock))
+        if completed:
+            await finished_hint(instance_id)
+        return bool(completed)
 
-    @operation(autocommit=True, touches=touches.of_change)
+    @operation(autocommit=True, twofold=True, touches=touches.of_change)
     async def _complete_recording(
         self, instance_id: str, output_data: str | None, lock: Lock, record: HistoryEvent
     ) -> bool:
-        """The same, and the record of its last step in the same statement."""
+        """The same, and the record of its last step by the same write."""
         output = check_optional_json("output_data", output_data, self._payload_limit)
         row = self._checked_event(record) | completion(instance_id, output, lock)
         completed = await self._finish_untied_recording.run(row)
@@ -194,19 +216,10 @@ class Completing(Instances, History):
         check_key("instance_id", instance_id)
         if record is not None:
             await self._append_one(record, lock, strict)
-            if lock is not None and lock.token == 1 and await self._end_untied(instance_id, output, lock):
-                return
         if lock is not None and await self._complete_running(instance_id, output, lock):
             return
         await self._allow(instance_id, WorkflowStatus.COMPLETED, lock)
         await self._finish(instance_id, WorkflowStatus.COMPLETED, output)
-
-    async def _end_untied(self, instance_id: str, output: str | None, lock: Lock) -> bool:
-        """End an instance that its owner runs and that has no ties; False if it has some, or is not that owner's."""
-        completed = await self._finish_untied.run(completion(instance_id, output, lock))
-        if completed:
-            await finished_hint(instance_id)
-        return bool(completed)
 
     async def _complete_running(self, instance_id: str, output: str | None, lock: Lock) -> bool:
         """Complete an instance that its owner runs; False if it is not, or not that owner's."""

@@ -52,6 +52,8 @@ class Traits(msgspec.Struct, frozen=True):
     """It reads a few rows by key: quick enough for the event loop's own thread on SQLite."""
     autocommit: bool = False
     """At most one of its statements writes, so they need no common transaction."""
+    twofold: bool = False
+    """That statement is followed by another one, as if both were one (`Statement.then`)."""
     idempotent: bool = False
     """Repeating it after an unknown outcome does no harm and answers the same."""
     urgent: bool = False
@@ -134,6 +136,7 @@ def operation(
     reads: bool = False,
     by_key: bool = False,
     autocommit: bool = False,
+    twofold: bool = False,
     idempotent: bool = False,
     urgent: bool = False,
     undo: str | None = None,

@@ -140,6 +140,8 @@ class Together(msgspec.Struct, frozen=True):
     """By these columns of what was inserted, which are parameters too, the ids are found."""
     table: str = ""
     """Where rows are inserted; `id` is its column."""
+    then: Together | None = None
+    """The write that follows, for the same sets of parameters."""
 
 
 def length_of(queries: Sequence[Query[Any]]) -> int:
@@ -166,12 +168,14 @@ class Statement(Generic[RowT]):
         variants: Mapping[str, str] | None = None,
         many: Many | None = None,
         together: Together | None = None,
+        then: Statement[Any] | None = None,
     ) -> None:
         self.text = text
         self.row = row
         self.variants = variants or {}
         self.many = many
         self.together = together
+        self.then = then
         for_many = many or together
         self.payloads = () if for_many is None else tuple(name for name in for_many.columns if name in _PAYLOADS)
         """Its parameters that may be long, if it can be run for many at once."""
@@ -216,6 +220,7 @@ def sql(
     mysql: str | None = None,
     many: Many | None = None,
     together: Together | None = None,
+    then: Statement[Any] | None = None,
 ) -> Statement[tuple[Any, ...]]: ...
 @overload
 def sql(
@@ -234,14 +239,16 @@ def sql(
     mysql: str | None = None,
     many: Many | None = None,
     together: Together | None = None,
+    then: Statement[Any] | None = None,
 ) -> Statement[Any]:
     """Write a statement once; a database that was measured to deserve its own text gets it by keyword.
 
-    An empty text is for statements that only the databases have that are named.
+    `then` is the write that follows if this one has found its row, as if both were one; whoever has a text of its own
+    does both with it. It is asked for by `run`, within the transaction that there is or in one of its own.
     """
     variants = {"postgres": postgres, "mysql": mysql}
     given = {name: variant for name, variant in variants.items() if variant is not None}
-    return Statement(text, row, given, many, together)
+    return Statement(text, row, given, many, together, then)
 
 
 REGISTRY: dict[str, Statement[Any]] = {}
@@ -254,7 +261,17 @@ FRAGMENTS: dict[str, str] = {}
 class Rendered:
     """A statement as one driver speaks it."""
 
-    __slots__ = ("_encoders", "_pick", "binders", "decode", "duplicate_is_nothing", "name", "text", "within_sec")
+    __slots__ = (
+        "_encoders",
+        "_pick",
+        "binders",
+        "decode",
+        "duplicate_is_nothing",
+        "name",
+        "text",
+        "then",
+        "within_sec",
+    )
 
     def __init__(
         self,
@@ -265,7 +282,10 @@ class Rendered:
         duplicate_is_nothing: bool,
         decode: Decode | None,
         within_sec: float | None = None,
+        then: Statement[Any] | None = None,
     ) -> None:
+        self.then = then
+        """What follows if it has found its row."""
         self.within_sec = within_sec
         """After how long to give up, if ever."""
         self.name = name
@@ -308,8 +328,14 @@ def render(statement: Statement[Any], driver: Driver) -> Rendered:
 
     text = expand_hooks(text, driver, lists)
     text, binders = driver.bind_names(text, PARAMETER, lists)
-    decode = None if statement.row is None else row_decoder(statement.row, driver)
-    return Rendered(statement.name, text.strip(), binders, duplicate_is_nothing=duplicate_is_nothing, decode=decode)
+    return Rendered(
+        statement.name,
+        text.strip(),
+        binders,
+        duplicate_is_nothing=duplicate_is_nothing,
+        decode=None if statement.row is None else row_decoder(statement.row, driver),
+        then=None if driver.driver_name() in statement.variants else statement.then,
+    )
 
 
 def expand_hooks(text: str, driver: Driver, lists: set[str]) -> str:

@@ -63,8 +63,6 @@ class Driver(ABC):
     name: ClassVar[str]
     duplicate_is_an_error: ClassVar[bool] = False
     """Whether a duplicate can only be noticed as an error of the statement (MySQL has no ON CONFLICT DO NOTHING)."""
-    writes_to_several_tables: ClassVar[bool] = False
-    """Whether one statement can."""
     json_is_exact: ClassVar[bool] = False
     """Whether JSON conditions decide by themselves; if not, they narrow down, and `input_matches` decides."""
     text_type: ClassVar[str] = "TEXT"

@@ -18,7 +18,6 @@ class PostgresDriver(Driver):
     """PostgreSQL 12 or newer."""
 
     name = "postgres"
-    writes_to_several_tables = True
 
     @staticmethod
     def decode_time(moment: datetime) -> datetime:

@@ -103,16 +103,33 @@ class MySQLConnection(Connection):
 
     async def execute(self, query: Query[Any]) -> Any:
         text, rendered = self._spelled(query)
+        if rendered.then is not None and not self.in_transaction and not self._begins:
+            return await self._execute_both(query, text, rendered.then.run(query.params))
         try:
             await self._ask(text)
         except my.IntegrityError as error:
             if not self._is_nothing(error, rendered):
                 raise
             return 0 if query.want is COUNT else None
-        return self._answer(query, rendered)
+        done = self._answer(query, rendered)
+        return await self.execute(rendered.then.run(query.params)) if rendered.then is not None and done else done
+
+    async def _execute_both(self, query: Query[Any], first: str, second: Query[Any]) -> int:
+        """Run two writes that are one, in a transaction of their own; 0 if the first did not find its row."""
+        if self.sends_several:
+            return int(await self._commit_all([first, self._spelled(second)[0]], 1))
+        await self.begin()
+        try:
+            done = await self.execute(query)
+        except my.MySQLError:
+            if not self.broken:
+                await self.rollback()
+            raise
+        await self.commit()
+        return int(done)
 
     async def execute_together(self, queries: Sequence[Query[Any]]) -> list[Any]:
-        answers: dict[int, Any] = {}
+        answers = {number: await self.execute(query) for number, query in enumerate(queries) if query.statement.then}
         asked: list[_Asked] = []
         for alike in self._alike(queries):
             if alike[0][1].want is ID:
@@ -128,7 +145,8 @@ class MySQLConnection(Connection):
         """Queries, with their places, that one statement can do: enough of them, and not too large."""
         groups: dict[tuple[Statement[Any], Want], list[tuple[int, Query[Any]]]] = {}
         for number, query in enumerate(queries):
-            if self.can_join_parameters and (query.statement.many or query.statement.together):
+            joined = query.statement.many or query.statement.together
+            if self.can_join_parameters and joined and query.statement.then is None:
                 groups.setdefault((query.statement, query.want), []).append((number, query))
         return [
             group
@@ -225,22 +243,28 @@ class MySQLConnection(Connection):
         statement = queries[0].statement
         if statement.many is not None and statement.many.mysql:
             return await self._insert_many(statement.many, queries)
-        assert statement.together is not None, "it is one or the other"
-        done = await self._commit_all(self._for_all(statement.together, list(enumerate(queries))), len(queries))
+        together = statement.together
+        writes: list[str] = []
+        while together is not None:
+            writes.append(self._for_all(together, list(enumerate(queries))))
+            together = together.then
+        done = await self._commit_all(writes, len(queries))
         return [int(done)] * len(queries)
 
-    async def _commit_all(self, write: str, rows: int) -> bool:
-        """Run a write for many and commit, in one message, if it finds so many rows; else nothing is written."""
-        # A subquery of two rows is an error, with which the server stops before it comes to COMMIT.
-        all_found = f"SELECT IF(ROW_COUNT() = {rows}, 1, (SELECT 1 UNION ALL SELECT 2))"
+    async def _commit_all(self, writes: Sequence[str], rows: int) -> bool:
+        """Run writes and commit, in one message, if the first finds so many rows; else nothing is written."""
+        first, *others = writes
+        # A subquery of two rows is an error, with which the server stops before it comes to COMMIT. It is asked for by
+        # SET, which is answered with less than SELECT.
+        all_found = f"SET @romancy_found = IF(ROW_COUNT() = {rows}, 1, (SELECT 1 UNION ALL SELECT 2))"
         try:
-            await self._read(self.raw.query(f"BEGIN;{write};{all_found};COMMIT"))
+            await self._read(self.raw.query(";".join(["BEGIN", first, all_found, *others, "COMMIT"])))
             while self.raw._result.has_next:
                 await self._read(self.raw.next_result())
         except my.MySQLError as error:
             if not self.broken and self.in_transaction:
                 await self.rollback()
-            if error_code(error) != _TWO_ROWS:
+            if error_code(error) not in (_TWO_ROWS, _DUPLICATE):
                 raise
             return False
         return True
@@ -485,7 +509,8 @@ class MySQLRunner(ServerRunner):
         # Where nobody flushes, a transaction can begin there with its first statement, without a message for BEGIN. Who
         # would have to wait for a row finds out soon, and comes again to where that takes its time.
         traits = call.traits
-        other = traits.reads or traits.autocommit or traits.urgent or traits.own_sql
+        one_statement = traits.autocommit and not traits.twofold
+        other = traits.reads or one_statement or traits.urgent or traits.own_sql
         return self._flush_pool if self._flush_pool.rests and not other else self.pool
 
     async def _reached(self, connecting: Awaitable[Any]) -> MySQLConnection:

@@ -575,7 +575,8 @@ class SQLiteRunner(BaseRunner):
             cursor = connection.execute(rendered.text, args)
             want = query.want
             if want is COUNT:
-                return cursor.rowcount
+                done = cursor.rowcount
+                return self._execute(connection, rendered.then.run(query.params)) if rendered.then and done else done
             if want is ID:
                 return cursor.lastrowid if cursor.rowcount > 0 else None
             if want is ALL:
