@@ -41,14 +41,18 @@ class Peer:
     script: str
     schemes: dict[str, str]
     """How its URLs begin, on the databases that it can use."""
-    least: float
-    """How many times as fast ours has to be."""
+    least: float | None
+    """How many times as fast ours has to be, if that was said."""
     share: float = 1.0
     """Of our number of workflows, how many it runs in a round: a slow one need not hold up the others."""
+    arguments: tuple[str, ...] = ()
+    """What its script is told besides the URL."""
 
 
+_ABSURD = ("absurd-sdk==0.5.1", "absurdctl==0.5.1")
 PEERS = (
-    Peer("absurd", ("absurd-sdk==0.5.1", "absurdctl==0.5.1"), "with_absurd.py", {"postgres": "postgresql"}, 12, 0.5),
+    Peer("absurd", _ABSURD, "with_absurd.py", {"postgres": "postgresql"}, 12, 0.3, ("1",)),
+    Peer("absurd, 8 workers", _ABSURD, "with_absurd.py", {"postgres": "postgresql"}, None, 0.5, ("8",)),
     Peer("DBOS", ("dbos==3.3.0",), "with_dbos.py", {"postgres": "postgresql+psycopg", "sqlite": "sqlite"}, 25, 0.2),
     Peer(
         "Edda",
@@ -115,7 +119,7 @@ async def _compare(place: Place, running: Sequence[tuple[Peer, Process]], size: 
                 seconds.divided_by(ours),
                 beside=per_second(seconds),
                 ours=per_second(ours),
-                target=Target(least=peer.least),
+                target=None if peer.least is None else Target(least=peer.least),
             )
         )
 
@@ -179,6 +183,7 @@ async def _started(peer: Peer, place: Place) -> AsyncIterator[Process]:
                 python,
                 _PEERS / peer.script,
                 url,
+                *peer.arguments,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -202,7 +207,7 @@ def _last_line(log: TextIO) -> str:
 def environment(peer: Peer) -> Path:
     """The Python that has this library; FetchError says why it cannot be had."""
     cache = cache_directory()
-    name = f"{peer.title.lower()}-{peer.requirements[0].partition('==')[2]}-bench-{sys.implementation.cache_tag}"
+    name = f"{peer.requirements[0].replace('==', '-')}-bench-{sys.implementation.cache_tag}"
     home = cache / name
     with only_one_process(cache / f"{name}.lock"):
         if not (home / "bin" / "python").exists():

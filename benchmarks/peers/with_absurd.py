@@ -1,7 +1,7 @@
-"""A workflow of five steps in absurd.
+"""A workflow of five steps in absurd, with as many workers as it is told.
 
-Its async worker has one connection, so there are several. Waiting for a result means polling with growing pauses;
-so as not to measure those, the tasks of a batch are counted by one statement every few milliseconds instead.
+Its async worker has one connection. Waiting for a result means polling with growing pauses; so as not to measure those,
+the tasks of a batch are counted by one statement every few milliseconds instead.
 """
 
 import asyncio
@@ -12,7 +12,6 @@ from absurd_sdk import AsyncAbsurd
 from absurdctl import BUNDLED_SCHEMA_SQL
 from serving import STEPS, answers_only, serve
 
-WORKERS = 8
 POLL_SEC = 0.005
 FINISHED = "SELECT count(*) FROM absurd.t_bench WHERE state = 'completed'"
 
@@ -35,12 +34,12 @@ def client(url: str) -> AsyncAbsurd:
 
 
 async def main() -> None:
-    url = sys.argv[1]
+    url, workers_wanted = sys.argv[1], int(sys.argv[2])
     answers = answers_only()
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(BUNDLED_SCHEMA_SQL)
         connection.execute("SELECT absurd.create_queue('bench')")
-    clients = [client(url) for _ in range(WORKERS)]
+    clients = [client(url) for _ in range(workers_wanted)]
     watcher = await psycopg.AsyncConnection.connect(url, autocommit=True)
 
     async def finished() -> int:
@@ -53,7 +52,7 @@ async def main() -> None:
     async def batch(workflows: int, at_once: int) -> None:
         """Workers take `at_once` tasks together; with one, the next is spawned when the last has finished."""
         expected = await finished() + workflows
-        each = max(1, at_once // WORKERS)
+        each = max(1, at_once // workers_wanted)
         workers = [
             asyncio.create_task(one.start_worker(concurrency=each, poll_interval=POLL_SEC))
             for one in clients[: max(1, at_once // each)]

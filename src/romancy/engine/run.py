@@ -2,7 +2,8 @@
 
 All history of an instance is written by its run while it holds the lock, one write at a time, and each result reaches
 the body right after its write. So the order in which the body sees results is the order of history ids, live and on
-replay. Whoever writes holds `_writing`; whoever wrote delivers before letting go.
+replay. Whoever writes holds `_writing`; whoever wrote delivers before letting go. A result with which the body will
+most likely return is delivered right before its write: then the end can be part of it.
 """
 
 from __future__ import annotations
