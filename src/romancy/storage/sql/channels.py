@@ -43,7 +43,7 @@ def pending_broadcast(columns: str) -> str:
              ORDER BY m.id LIMIT :limit) late
         UNION ALL
         SELECT * FROM (
-            SELECT {columns} FROM channel_messages m
+            SELECT {columns} FROM channel_messages m {{through_index:romancy_messages_queue}}
              WHERE m.channel = :channel AND m.id > :cursor
              ORDER BY m.id LIMIT :limit) unread
          ORDER BY id LIMIT :limit"""
@@ -136,7 +136,7 @@ class Channels(Ending):
 
     _messages_after = sql(
         """
-        SELECT {message_columns} FROM channel_messages m
+        SELECT {message_columns} FROM channel_messages m {through_index:romancy_messages_queue}
          WHERE m.channel = :channel AND m.id > {any_id:after_id} ORDER BY m.id LIMIT :limit""",
         row=ChannelMessage,
     )
