@@ -1,9 +1,12 @@
 """An instance completes with its output, and perhaps with the record of the step that it completes with."""
 
+import asyncio
+
 import pytest
 
 from romancy.storage import (
     ChannelMode,
+    DatabaseError,
     HistoryConflictError,
     InstanceNotFoundError,
     InvalidJSONError,
@@ -186,3 +189,45 @@ async def test_in_a_transaction_it_is_undone_with_it(harness: Harness, storage: 
             raise Undone
 
     await assert_untouched(storage, lock)
+
+
+@pytest.mark.databases("sqlite")
+@pytest.mark.parametrize("many", [1, 3])
+async def test_an_end_that_the_database_refuses_takes_the_record_with_it(
+    harness: Harness, storage: SQLStorage, many: int
+) -> None:
+    locks = [await harness.locked(storage, instance_id=f"order-{number}") for number in range(many)]
+    await storage.conn().execute(
+        "CREATE TRIGGER veto BEFORE UPDATE ON workflow_instances WHEN NEW.finished_at IS NOT NULL"
+        " AND NEW.instance_id = 'order-0' BEGIN SELECT RAISE(ABORT, 'no'); END"
+    )
+
+    answers = await together(
+        *(
+            storage.update_instance_output(lock.instance_id, "1", lock=lock, record=step(lock.instance_id))
+            for lock in locks
+        )
+    )
+
+    assert [isinstance(answer, DatabaseError) for answer in answers] == [True, *[False] * (many - 1)]
+    await assert_untouched(storage, locks[0])
+
+
+@pytest.mark.databases("postgres")
+async def test_beside_a_heartbeat_both_are_written_or_neither(harness: Harness, storage: SQLStorage) -> None:
+    locks = [await harness.locked(storage, instance_id=f"order-{number}") for number in range(300)]
+    rival = await harness.open()
+    written: list[tuple[bool, int]] = []
+
+    async def beat() -> None:
+        while len(written) < len(locks):
+            await rival.refresh_locks([locks[len(written)]], 60)
+
+    async def complete() -> None:
+        for lock in locks:
+            done = await storage._complete_recording(lock.instance_id, "1", lock, step(lock.instance_id))
+            written.append((done, len(await history_of(storage, lock.instance_id))))
+
+    await asyncio.gather(beat(), complete())
+
+    assert set(written) <= {(True, 1), (False, 0)}

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from romancy import App, WorkflowFailedError, WorkflowHandle, activity, workflow
-from romancy.storage import PayloadTooLargeError, SQLStorage, WorkflowStatus
+from romancy.storage import Appended, HistoryEvent, Lock, PayloadTooLargeError, SQLStorage, WorkflowStatus
 from tests.engine.conftest import QUICK, MakeApp
 from tests.engine.crashing import expire_locks
 from tests.engine.test_lost_locks import DEAF
@@ -21,7 +21,8 @@ happened: list[str] = []
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
     happened.clear()
-    for each in (one_or_two, returning, undoing):
+    at_hand.clear()
+    for each in (one_or_two, returning, undoing, leaving_one_behind, side_by_side, sized, oddly_returning):
         each.last_steps.clear()
 
 
@@ -135,6 +136,74 @@ async def test_a_body_that_spins_on_has_not_made_the_step_unrecorded(storage: SQ
     assert await steps_of(storage, handle) == ["first:1"]
 
 
+# Where more goes on than one step.
+
+
+@workflow
+async def leaving_one_behind() -> str:
+    released = asyncio.Event()
+
+    async def behind() -> None:
+        await released.wait()
+        await second()
+
+    at_hand["left"] = asyncio.create_task(behind())
+    result = await first()
+    released.set()
+    return result
+
+
+async def test_what_a_task_asks_for_that_is_left_behind_is_recorded_or_not_begun(
+    storage: SQLStorage, make_app: MakeApp
+) -> None:
+    app: App = await make_app(leaving_one_behind)
+    at_hand.update(storage=storage, app=app)
+    for _ in range(2):
+        happened.clear()
+        handle = await app.start(leaving_one_behind)
+        await handle.result(10)
+        await asyncio.sleep(0.1)
+        assert ("second" in happened) == ("1/second:1" in await steps_of(storage, handle))
+
+
+@activity
+async def slow() -> str:
+    await at_hand["gate"].wait()
+    return "late"
+
+
+@workflow
+async def side_by_side(more: bool) -> list[str]:
+    results = await asyncio.gather(first(), slow())
+    return await second() if more else list(results)
+
+
+async def test_one_that_ends_while_another_is_being_recorded_waits_for_its_own_record(
+    storage: SQLStorage, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app: App = await make_app(side_by_side)
+    gate = at_hand["gate"] = asyncio.Event()
+    at_hand.update(storage=storage, app=app)
+    asyncio.get_running_loop().call_later(0.1, gate.set)
+    await (await app.start(side_by_side, False)).result(10)
+    assert side_by_side.last_steps == {"2/slow:1"}
+    happened.clear()
+    gate = at_hand["gate"] = asyncio.Event()
+    append = app.storage.append_history
+
+    async def append_slowly(event: HistoryEvent, *, lock: Lock | None = None) -> Appended:
+        await asyncio.sleep(0.1)
+        appended = await append(event, lock=lock)
+        happened.append(event.activity_id)
+        gate.set()
+        return appended
+
+    monkeypatch.setattr(app.storage, "append_history", append_slowly)
+    await (await app.start(side_by_side, True, id="longer")).result(10)
+
+    assert happened.index("2/slow:1") < happened.index("second")
+
+
 # Where the end is refused.
 
 
@@ -189,6 +258,61 @@ async def test_what_was_seen_and_cannot_be_recorded_does_not_end_the_workflow(
     assert await steps_of(storage, handle) == ["measured:1"]
 
 
+@activity
+async def large(size: int) -> str:
+    happened.append("large")
+    return "x" * size
+
+
+@workflow
+async def sized(size: int) -> int:
+    return len(await large(size))
+
+
+async def test_a_step_whose_result_cannot_be_stored_is_not_done_again(make_app: MakeApp) -> None:
+    app: App = await make_app(sized)
+    await (await app.start(sized, 1)).result(10)
+    app.storage.max_payload_bytes = 2000
+    happened.clear()
+
+    with pytest.raises(WorkflowFailedError, match="PayloadTooLargeError"):
+        await (await app.start(sized, 3000)).result(10)
+    assert happened == ["large"]
+
+
+class Odd:
+    """Cannot always be made JSON of."""
+
+    def __init__(self, broken: bool) -> None:
+        self.broken = broken
+
+    def model_dump(self, **_: Any) -> dict[str, int]:
+        if self.broken:
+            raise KeyError("broken")
+        return {"odd": 1}
+
+
+@workflow
+async def oddly_returning(broken: bool) -> Any:
+    await first()
+    return Odd(broken)
+
+
+async def test_a_result_that_nobody_foresaw_does_not_leave_the_step_unrecorded(
+    storage: SQLStorage, make_app: MakeApp
+) -> None:
+    app: App = await make_app(oddly_returning)
+    await (await app.start(oddly_returning, False)).result(10)
+
+    handle = await app.start(oddly_returning, True)
+
+    async def parked() -> bool:
+        return (await handle.instance()).parked_reason is not None
+
+    await until(parked)
+    assert await steps_of(storage, handle) == ["first:1"]
+
+
 async def refund(result: str | None = None) -> None:
     happened.append(f"refund {result}")
 
@@ -222,3 +346,31 @@ async def test_a_cancellation_that_comes_before_the_end_knows_the_result_of_the_
     await until(over)
     assert happened == ["refund receipt"]
     assert "charge:1" in await steps_of(storage, handle)
+
+
+async def test_a_cancellation_that_comes_during_the_write_waits_for_it(
+    storage: SQLStorage, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app: App = await make_app(undoing)  # its heartbeat hears of the cancellation while the database takes its time
+    await (await app.start(undoing, False)).result(10)
+    happened.clear()
+    complete, append = app.storage.update_instance_output, app.storage.append_history
+
+    async def complete_slowly(*args: Any, **options: Any) -> None:
+        await storage.cancel_instance("charged", "enough", compensate=True)
+        await asyncio.sleep(0.5)
+        await complete(*args, **options)
+
+    async def append_slowly(*args: Any, **options: Any) -> Appended:
+        await asyncio.sleep(0.5)
+        return await append(*args, **options)
+
+    monkeypatch.setattr(app.storage, "update_instance_output", complete_slowly)
+    monkeypatch.setattr(app.storage, "append_history", append_slowly)
+    handle = await app.start(undoing, False, id="charged")
+
+    async def over() -> bool:
+        return await handle.status() is WorkflowStatus.CANCELLED
+
+    await until(over)
+    assert happened == ["refund receipt"]

@@ -2,8 +2,9 @@
 
 All history of an instance is written by its run while it holds the lock, one write at a time, and each result reaches
 the body right after its write. So the order in which the body sees results is the order of history ids, live and on
-replay. Whoever writes holds `_writing`; whoever wrote delivers before letting go. A result with which the body will
-most likely return is delivered right before its write: then the end can be part of it.
+replay. Whoever writes holds `_writing`; whoever wrote delivers before letting go. Only a result with which the body
+will most likely return is delivered before its write, so that the end can be part of it: until that write is back the
+body is `_ahead` of its history, and nothing is begun or ended.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ COMPENSATION = "compensation:"
 _POLL_SEC = 0.5
 _PAGE = 1000
 _MOST_LAST_STEPS = 100
+"""So many are remembered of a workflow."""
 _MOST_TEARDOWNS = 100
 """So often a body is told that it is being unwound."""
 
@@ -149,6 +151,8 @@ class Run:
         self.event_types: set[str] = set()
         """The types of events that the body has subscribed to by waiting for one."""
         self._writing = asyncio.Lock()
+        self._ahead = False
+        """Whether the body has seen a result that is being written."""
         self._unwritten: list[_Unwritten] = []
         self._progress = asyncio.Event()
         """Set when `_go_on` has to look again at what there is to do."""
@@ -343,6 +347,7 @@ class Run:
         assert self._root is not None, "the body has been started"
         while True:
             self._progress.clear()
+            await self._catch_up()
             if self.ended is not None:
                 return Ending.FINISHED
             if self.stopped is not None:
@@ -359,6 +364,12 @@ class Run:
                 await self._wait_for_progress()
             elif not await self._suspend():
                 return Ending.SUSPENDED
+
+    async def _catch_up(self) -> None:
+        """Wait until what the body has seen is recorded."""
+        if self._ahead:
+            async with self._writing:
+                pass
 
     def _start_activities(self) -> Callable[[], Awaitable[None]] | None:
         """Start what the body has asked for, in order; a call is returned, to be made before anything else."""
@@ -398,7 +409,8 @@ class Run:
 
     def _follow(self, task: asyncio.Task[None]) -> Step | None:
         """Take on the next activity in the running task; None if there is more to look at than that."""
-        disturbed = self._beside or self.stopped is not None or self._failure is not None or not self._performing
+        over = self.ended is not None or self.stopped is not None or self._failure is not None
+        disturbed = self._beside or over or not self._performing
         if disturbed or len(self._new) != 1 or task.cancelling():
             return None
         (step,) = self._new.values()
@@ -548,6 +560,7 @@ class Run:
             task.cancel()
         if doing:
             await asyncio.wait(doing)
+        await self._catch_up()
         self._doing.clear()
 
     def tear_down(self) -> None:
@@ -653,8 +666,14 @@ class Run:
             self._writing.release()
 
     def _may_end_with(self, event: HistoryEvent) -> bool:
-        """Whether the body may return with this result, as others did; and nobody has had to take the instance over."""
-        return event.activity_id in self._last_steps and len(self._pending) == 1 and self.lock.token == 1
+        """Whether the body may return with this result, as others did, and nothing else goes on.
+
+        Of an instance that was taken over each result is recorded first: perhaps its body is what killed the worker.
+        """
+        if event.activity_id not in self._last_steps or self.lock.token > 1:
+            return False
+        alone = len(self._pending) == len(self._doing) == len(self.loop.tasks) == 1 and not self._ending
+        return alone and self.fits(event.event_data or "")
 
     def _has_returned(self) -> bool:
         root = self._root
@@ -665,13 +684,18 @@ class Run:
 
         Otherwise what it asks for has to wait until the result is recorded, as always.
         """
+        self._ahead = True
         try:
             self.deliver(event, outcome)
         finally:
-            if not await self._has_ended_with(event):
-                await self._record_seen(event)
+            try:
+                if not await self._end_with(event):
+                    await self._record_seen(event)
+            finally:
+                self._ahead = False
 
-    async def _has_ended_with(self, event: HistoryEvent) -> bool:
+    async def _end_with(self, event: HistoryEvent) -> bool:
+        """Complete the instance and record its last step; False if the body has not returned, or that was refused."""
         assert self._root is not None, "the body has been started"
         if not self._has_returned():
             return False
@@ -679,8 +703,8 @@ class Run:
             await self._store_result(self._root.result(), record=event)
         except INFRASTRUCTURE:
             raise
-        except (SerializationError, StorageError):
-            return False  # whoever ends the run will be refused as well, and knows what to do then
+        except Exception:
+            return False  # `_finish` tries again, without the step, and knows what to do then
         return True
 
     async def _record_seen(self, event: HistoryEvent) -> None:
@@ -688,7 +712,7 @@ class Run:
         try:
             appended = await self.storage.append_history(event, lock=self.lock)
         except UNSTORABLE as error:
-            # Next time it is recorded before the body sees it, and then as a failure.
+            # It fits, so this hardly ever happens. Next time it is recorded before the body sees it.
             raise RomancyError(f"step {event.activity_id!r}: the body has seen what cannot be stored") from error
         self._has_seen(appended.id)
 

@@ -94,7 +94,9 @@ class Completing(Instances, History):
         COALESCE(:created_at, {now}), :token"""
 
     # A step that is recorded already lets nobody through. Alone nothing is written then, among many the key that is
-    # taken makes all of them run alone.
+    # taken makes all of them run alone. What follows has nothing to compare: the row is held. On PostgreSQL both
+    # writes look for the row as it was when the statement began: if it was changed before it was locked, neither finds
+    # it.
     _finish_untied_recording = sql(
         f"""
         {_APPENDED_TO}
@@ -106,7 +108,8 @@ class Completing(Instances, History):
         postgres=f"""
             WITH held AS MATERIALIZED ({_HELD}),
                  recorded AS (
-                 {_APPENDED_TO} SELECT {_LAST} FROM held
+                 {_APPENDED_TO} SELECT {_LAST} FROM workflow_instances i
+                  WHERE i.instance_id = :instance_id AND i.ctid = (SELECT h.ctid FROM held h)
                  ON CONFLICT (instance_id, activity_id) DO NOTHING RETURNING 1)
             {_SET_FINISHED} WHERE i.instance_id = :instance_id AND i.ctid = (SELECT h.ctid FROM held h, recorded)""",
         many=Many(
@@ -166,6 +169,9 @@ class Completing(Instances, History):
         """Complete it with one write; False if that was not to be."""
         if record is None:
             return await self._complete_untied(instance_id, output_data, lock)
+        length = len(output_data or "") + len(record.event_data or "") + len(record.event_data_binary or b"")
+        if length * 4 > self._payload_limit:  # as long as they may be after quoting, both go into one message
+            return False
         return await self._complete_recording(instance_id, output_data, lock, record)
 
     async def _complete_again(

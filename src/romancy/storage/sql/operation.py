@@ -51,7 +51,7 @@ class Traits(msgspec.Struct, frozen=True):
     by_key: bool = False
     """It reads a few rows by key: quick enough for the event loop's own thread on SQLite."""
     autocommit: bool = False
-    """At most one of its statements writes, so they need no common transaction."""
+    """At most one of its statements writes, so they need no common transaction; or two, if they are `twofold`."""
     twofold: bool = False
     """That statement is followed by another one, as if both were one (`Statement.then`)."""
     idempotent: bool = False

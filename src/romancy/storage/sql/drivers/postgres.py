@@ -150,7 +150,8 @@ class PostgresDriver(Driver):
     def numbered(rendered: Rendered, *, counted: bool) -> str:
         """The statement with a number behind its parameters that comes back in front of each row it answers with."""
         number = f"${len(rendered.binders) + 1}::int"
-        if rendered.text.startswith("WITH"):  # what writes within a WITH cannot stand in one itself
+        if rendered.text.startswith("WITH"):
+            # It writes within its WITH, and so cannot stand in one itself. Who finds nothing gets no answer.
             return f"{rendered.text} RETURNING {number}, 1"
         if counted:
             return f"WITH written AS ({rendered.text} RETURNING 1) SELECT {number}, COUNT(*) FROM written"

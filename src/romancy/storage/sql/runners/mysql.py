@@ -121,7 +121,7 @@ class MySQLConnection(Connection):
         await self.begin()
         try:
             done = await self.execute(query)
-        except my.MySQLError:
+        except Exception:
             if not self.broken:
                 await self.rollback()
             raise

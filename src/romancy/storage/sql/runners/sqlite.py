@@ -482,7 +482,7 @@ class SQLiteRunner(BaseRunner):
     def _run_in_batch(self, connection: sqlite3.Connection, job: Job, *, alone: bool) -> None:
         # One statement undoes itself; alone, the whole transaction is the savepoint.
         traits = job.call.traits
-        guarded = not alone and (traits.own_sql or not traits.autocommit)
+        guarded = not alone and (traits.own_sql or traits.twofold or not traits.autocommit)
         try:
             job.result = self._drive(connection, job.call, job.hints, guarded=guarded)
         except TransactionGone:
@@ -621,7 +621,7 @@ class SQLiteRunner(BaseRunner):
 
 
 def _are_small(jobs: Sequence[Job]) -> bool:
-    """Whether it is one small write, or some that are a single statement each."""
+    """Whether it is one small write, or some that are a single statement each, or two that are one."""
     if len(jobs) == 1:
         return jobs[0].call.is_small
     return len(jobs) <= _MOST_HERE and all(job.call.is_small and job.call.traits.autocommit for job in jobs)
