@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from romancy import App, WorkflowFailedError, WorkflowHandle, activity, workflow
+from romancy import App, Hooks, WorkflowEvent, WorkflowFailedError, WorkflowHandle, activity, workflow
 from romancy.storage import Appended, HistoryEvent, Lock, PayloadTooLargeError, SQLStorage, WorkflowStatus
 from tests.engine.conftest import QUICK, MakeApp
 from tests.engine.crashing import expire_locks
@@ -374,3 +374,59 @@ async def test_a_cancellation_that_comes_during_the_write_waits_for_it(
 
     await until(over)
     assert happened == ["refund receipt"]
+
+
+# While the last write is under way.
+
+
+class Told(Hooks):
+    """Notes what is said to have become of instances."""
+
+    def on_workflow_finished(self, event: WorkflowEvent) -> None:
+        happened.append("told of the end")
+
+    def on_workflow_suspended(self, event: WorkflowEvent) -> None:
+        happened.append(f"told of {event.reason}")
+
+
+async def test_a_heartbeat_that_finds_the_lock_gone_does_not_hide_the_end(
+    make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = await ended_once(make_app, hooks=[Told()])
+    complete = app.storage.update_instance_output
+
+    async def complete_and_linger(*args: Any, **options: Any) -> None:
+        await complete(*args, **options)
+        await asyncio.sleep(0.6)
+
+    monkeypatch.setattr(app.storage, "update_instance_output", complete_and_linger)
+    await (await app.start(one_or_two, False)).result(10)
+
+    async def told() -> bool:
+        return happened[-1].startswith("told")
+
+    await until(told)
+    assert happened[-1] == "told of the end"
+
+
+async def test_a_worker_that_stops_waits_for_the_record_of_the_last_step(
+    storage: SQLStorage, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = await ended_once(make_app)
+    complete = app.storage.update_instance_output
+    writing = asyncio.Event()
+
+    async def complete_late(*args: Any, **options: Any) -> None:
+        writing.set()
+        await asyncio.sleep(1.5)  # longer than the worker waits for instances to come to rest
+        await complete(*args, **options)
+
+    monkeypatch.setattr(app.storage, "update_instance_output", complete_late)
+    handle = await app.start(one_or_two, False)
+    await writing.wait()
+    await app.__aexit__(None, None, None)
+
+    heir: App = await make_app(one_or_two)
+    assert await heir.handle(handle.id).result(10) == ["one"]
+    assert happened.count("first") == 1
+    assert await steps_of(storage, handle) == ["first:1"]
