@@ -1,6 +1,7 @@
 """Workflows from their author's side: what is written is what happens, once, in order."""
 
 import asyncio
+import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -247,14 +248,14 @@ async def stubborn(key: str, failures: int) -> str:
 
 async def test_a_failed_activity_is_tried_again_and_each_attempt_is_recorded(make_app: MakeApp) -> None:
     app = await make_app(stubborn)
-    handle = await app.start(stubborn, f"again-{id(app)}", 2)
+    handle = await app.start(stubborn, f"again-{secrets.token_hex(8)}", 2)
     assert await handle.result(10) == "after 3"
     assert [event.activity_id for event in await handle.history()] == ["flaky:1#1", "flaky:1#2", "flaky:1"]
 
 
 async def test_an_error_that_outlasts_its_attempts_keeps_its_type(make_app: MakeApp) -> None:
     app = await make_app(stubborn)
-    assert await (await app.start(stubborn, f"never-{id(app)}", 99)).result(10) == "gave up: attempt 3"
+    assert await (await app.start(stubborn, f"never-{secrets.token_hex(8)}", 99)).result(10) == "gave up: attempt 3"
 
 
 @activity
