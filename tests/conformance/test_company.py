@@ -330,13 +330,13 @@ async def test_one_with_ties_does_not_send_the_others_home(
     locks = [await harness.locked(storage, instance_id=f"order-{number}") for number in range(12)]
     await storage.join_group("order-1", "open")
     alone: list[str] = []
-    run_alone = ServerRunner._run_alone
+    run_again = ServerRunner._run_again
 
-    async def noted(self: ServerRunner, call: Any, failed: Any = None) -> Any:
+    async def noted(self: ServerRunner, call: Any, failed: Any) -> Any:
         alone.append(call.name)
-        return await run_alone(self, call, failed)
+        return await run_again(self, call, failed)
 
-    monkeypatch.setattr(ServerRunner, "_run_alone", noted)
+    monkeypatch.setattr(ServerRunner, "_run_again", noted)
     await together(*(storage.update_instance_output(lock.instance_id, "1", lock=lock) for lock in locks))
 
     assert alone == []

@@ -51,7 +51,6 @@ class MySQLMigrationConnection(ServerMigrationConnection):
     async def alone(self) -> AsyncIterator[None]:
         self._raw = await self.runner.connect_raw()
         try:
-            self._raw._read_timeout = None  # building an index may take hours
             await self._query(f"SET SESSION lock_wait_timeout = {_TABLE_LOCK_SEC}")
             # A lock's name is known to all databases of the server, and has 64 characters at most.
             database = hashlib.sha256(self.runner.url.database.encode()).hexdigest()

@@ -180,23 +180,3 @@ def drive(operation: Coroutine[Any, Any, T], execute: Execute, hints: list[Hint]
         return end.value  # type: ignore[no-any-return]
     finally:
         operation.close()
-
-
-AsyncExecute = Callable[[Query[Any]], Coroutine[Any, Any, Any]]
-
-
-async def drive_async(operation: Coroutine[Any, Any, T], execute: AsyncExecute, hints: list[Hint]) -> T:
-    """Run an operation to its end with a coroutine that answers queries."""
-    answer: Any = None
-    try:
-        while True:
-            asked = operation.send(answer)
-            if isinstance(asked, Hint):
-                hints.append(asked)
-                answer = None
-            else:
-                answer = await execute(asked)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-    finally:
-        operation.close()

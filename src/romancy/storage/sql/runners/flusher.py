@@ -17,6 +17,7 @@ import asyncio
 import functools
 import itertools
 import math
+from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import Context
@@ -36,6 +37,8 @@ LANES = 2
 _LARGEST_FLUSH = 256
 _SMALLEST_SHARE = 16
 """Fewer are not divided among lanes: two messages cost more than is gained by sending them at the same time."""
+_MOST_SOLOISTS = 4
+"""Whoever starts workflows one after the other is one, and each of them is another."""
 _LANE_PATIENCE_SEC = 0.05
 """A flush that has not come back by then waits for somebody, and others may start meanwhile."""
 
@@ -162,6 +165,19 @@ class Flusher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._called = False
         self._watched = False
+        self._came_last = 0
+        self._soloists: deque[int] = deque(maxlen=_MOST_SOLOISTS)
+        """Tasks whose operations came when nobody else's did."""
+
+    def plays_solo(self, touches: Touches) -> bool:
+        """Whether the running task comes again and again, and nobody else does: then there is no company to wait for.
+
+        Of many that come at the same time, after a while without anybody, none would wait for the others.
+        """
+        if self._queues or self._busy or touches.alike is not None:
+            return False
+        self._came_last = id(asyncio.current_task())
+        return self._came_last in self._soloists
 
     def put(self, call: Call[Any], touches: Touches) -> SharedJob:
         """Queue an operation; it goes with whatever else is queued when the event loop comes round."""
@@ -183,9 +199,10 @@ class Flusher:
         return job
 
     @contextmanager
-    def keeping_clear(self, job: SharedJob) -> Iterator[None]:
+    def keeping_clear(self, touches: Touches) -> Iterator[None]:
         """No flush touches what an operation touches that runs by itself."""
-        alone = Batch([job])
+        alone = Crowd()
+        alone.add(touches)
         self._busy.append(alone)
         try:
             yield
@@ -203,7 +220,7 @@ class Flusher:
 
     def _dispatch(self) -> None:
         """Start flushes of what is queued, as long as there are lanes."""
-        while (flight := self._next_flight()) is not None:
+        while self._queues and (flight := self._next_flight()) is not None:
             task = asyncio.create_task(self._fly(flight), context=Context())
             self._keep(task, functools.partial(self._has_flown, flight))
 
@@ -318,6 +335,10 @@ class Flusher:
         jobs = flight.batch.jobs
         self._flights.remove(flight)
         self._busy.remove(flight.batch)
+        if len(jobs) > 1 or self._queues:
+            self._soloists.clear()
+        elif self._came_last not in self._soloists:
+            self._soloists.append(self._came_last)
         for job in jobs:
             job.answer()
         self._runner.announce([hint for job in jobs for hint in job.hints])

@@ -91,9 +91,11 @@ def error_code(error: BaseException) -> int | None:
 class MySQLConnection(Connection):
     """One asyncmy connection."""
 
-    def __init__(self, connection: Any, driver: MySQLDriver) -> None:
+    def __init__(self, connection: Any, driver: MySQLDriver, patience_sec: float | None) -> None:
         self.raw = connection
         self._driver = driver
+        self._patience_sec = patience_sec
+        """How long to wait for an answer; None if somebody else watches the time."""
         self.can_join_parameters = False
         """Whether a table of parameters is joined through indexes: only if keys are compared byte for byte."""
         self.sends_several = False
@@ -318,6 +320,9 @@ class MySQLConnection(Connection):
             await self._read(self.raw.query(message))
 
     async def _read(self, reading: Awaitable[Any]) -> None:
+        alarm = None
+        if self._patience_sec is not None:  # asyncmy's own timeout makes a task for each read
+            alarm = asyncio.get_running_loop().call_later(self._patience_sec, self.abort)
         try:
             await reading
         except (my.MySQLError, OSError):
@@ -325,6 +330,9 @@ class MySQLConnection(Connection):
         except Exception as error:
             # Reading stopped in the middle of an answer: what follows on this connection would be the rest of it.
             raise my.InternalError(f"the server's answer cannot be read: {error!r}") from error
+        finally:
+            if alarm is not None:
+                alarm.cancel()
 
     @staticmethod
     def _is_nothing(error: my.IntegrityError, rendered: Rendered) -> bool:
@@ -346,21 +354,21 @@ class MySQLConnection(Connection):
         return _wanted(want, rows)
 
     async def control(self, statement: str) -> None:
-        await self.raw.query(statement)
+        await self._read(self.raw.query(statement))
 
     async def begin(self) -> None:
         if self.sends_several:
             self._begins = True
         else:
-            await self.raw.query("BEGIN")
+            await self.control("BEGIN")
 
     async def commit(self) -> None:
         if not self._never_began():
-            await self.raw.query("COMMIT")
+            await self.control("COMMIT")
 
     async def rollback(self) -> None:
         if not self._never_began():
-            await self.raw.query("ROLLBACK")
+            await self.control("ROLLBACK")
 
     def _never_began(self) -> bool:
         began, self._begins = not self._begins, False
@@ -467,7 +475,6 @@ class MySQLRunner(ServerRunner):
             charset="utf8mb4",
             client_flag=flags | CLIENT.FOUND_ROWS,  # an UPDATE counts the rows it matched, like everywhere else
             connect_timeout=self._connect_timeout_sec,
-            read_timeout=self.statement_timeout_sec,
             autocommit=True,
             binary_prefix=True,
             ssl=ssl_context(self.url),
@@ -493,16 +500,16 @@ class MySQLRunner(ServerRunner):
             return f"mysql {await connection.execute(query)}"
 
     async def _connect(self) -> MySQLConnection:
-        return await self._reached(self.connect_raw())
+        return await self._reached(self.connect_raw(), self.statement_timeout_sec)
 
     async def _connect_for_flushes(self) -> MySQLConnection:
-        # Several statements in one message are not for connections on which the user's SQL runs.
-        connection = await self._reached(self.connect_raw(CLIENT.MULTI_STATEMENTS))
+        # Several statements in one message are not for connections on which the user's SQL runs. And whoever flushes
+        # watches the time for all of them.
+        connection = await self._reached(self.connect_raw(CLIENT.MULTI_STATEMENTS), None)
         connection.sends_several = True
         await connection.control("SET SESSION innodb_lock_wait_timeout = 1")
         collation = await connection.execute(NativeQuery(_KEY_COLLATION, (), Want.VALUE))
         connection.can_join_parameters = str(collation).endswith("_bin")
-        connection.raw._read_timeout = None  # a flush has a deadline itself, and asyncmy makes a task for each read
         return connection
 
     def _pool_for(self, call: Call[Any]) -> Pool:
@@ -513,9 +520,9 @@ class MySQLRunner(ServerRunner):
         other = traits.reads or one_statement or traits.urgent or traits.own_sql
         return self._flush_pool if self._flush_pool.rests and not other else self.pool
 
-    async def _reached(self, connecting: Awaitable[Any]) -> MySQLConnection:
+    async def _reached(self, connecting: Awaitable[Any], patience_sec: float | None) -> MySQLConnection:
         try:
-            return MySQLConnection(await connecting, self.driver)
+            return MySQLConnection(await connecting, self.driver, patience_sec)
         except StorageError:
             raise
         except Exception as error:

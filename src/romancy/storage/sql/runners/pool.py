@@ -133,6 +133,20 @@ class Pool:
         self._taken.add(connection)
         return connection
 
+    def take_now(self, *, urgent: bool = False) -> Connection | None:
+        """A connection that is at hand and was used lately; None if it takes more than that."""
+        places = self._size if urgent else self._for_operations
+        if not self._idle or self._line or self._urgent_line or self._busy >= places or self.closed:
+            return None
+        connection = self._idle[-1]
+        stale = connection.broken or time.monotonic() - connection.used_at >= _IDLE_CHECK_SEC
+        if stale or asyncio.get_running_loop() is not self._loop:
+            return None
+        self._idle.pop()
+        self._busy += 1
+        self._taken.add(connection)
+        return connection
+
     def give_back(self, connection: Connection) -> None:
         """Return a connection; a broken one is forgotten."""
         if connection not in self._taken:

@@ -11,7 +11,7 @@ import random
 import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ...errors import (
     DatabaseError,
@@ -22,13 +22,12 @@ from ...errors import (
     TransientStorageError,
 )
 from ..drivers.driver import Driver
-from ..operation import Call, Hint, drive_async
-from ..statement import Query
+from ..operation import Call, Hint
 from ..transactions import Session, Transactions, describe_deadline
 from .flusher import LANES, Apart, Flusher
 from .pool import Connection, Pool
 from .runner import BaseRunner, undoing
-from .settled import settled
+from .settled import Undo, settled, unbroken
 from .trouble import Failure, Trouble
 
 T = TypeVar("T")
@@ -93,6 +92,9 @@ class ServerRunner(BaseRunner):
         touches = call.touches()
         if touches is None:
             return await self._run_alone(call)
+        if self.flusher.plays_solo(touches):
+            with self.flusher.keeping_clear(touches):
+                return await self._run_alone(call)
         job = self.flusher.put(call, touches)
         try:
             return await job.future  # type: ignore[no-any-return]
@@ -105,18 +107,33 @@ class ServerRunner(BaseRunner):
             if job.error is None and call.traits.undo is not None:
                 await settled(self._repeated(undoing(call, job.result)))
             raise
-        with self.flusher.keeping_clear(job):
-            return await self._run_alone(call, failed)
+        with self.flusher.keeping_clear(touches):
+            return await self._run_again(call, failed)
 
-    async def _run_alone(self, call: Call[T], failed: Failure | None = None) -> T:
-        """Run an operation to its end, even when its caller is cancelled; `failed` is how a first attempt ended."""
-        undo = None
-        if call.traits.undo is not None:
+    async def _run_alone(self, call: Call[T]) -> T:
+        """Run an operation to its end, even when its caller is cancelled."""
+        pool = self._pool_for(call)
+        connection = pool.take_now(urgent=call.traits.urgent)
+        failed = None
+        if connection is not None:
+            try:
+                return await unbroken(self._attempt_on(connection, pool, call), self._undo_of(call))
+            except Failure as failure:
+                failed = failure
+        return await self._run_again(call, failed)
 
-            async def undo(result: T) -> None:
-                await self._repeated(undoing(call, result))
+    async def _run_again(self, call: Call[T], failed: Failure | None) -> T:
+        """The same with patience; `failed` is how a first attempt ended."""
+        return await settled(self._repeated(call, failed), self._undo_of(call))
 
-        return await settled(self._repeated(call, failed), undo)
+    def _undo_of(self, call: Call[T]) -> Undo[T] | None:
+        if call.traits.undo is None:
+            return None
+
+        async def undo(result: T) -> None:
+            await self._repeated(undoing(call, result))
+
+        return undo
 
     async def _repeated(self, call: Call[T], failed: Failure | None = None) -> T:
         again = failed is not None
@@ -166,9 +183,14 @@ class ServerRunner(BaseRunner):
 
     async def attempt(self, call: Call[T], *, again: bool = False) -> T:
         """Run an operation once, on a connection of its own."""
-        hints: list[Hint] = []
         pool = self.pool if again else self._pool_for(call)
-        connection = await self.taken(pool.take(urgent=call.traits.urgent))
+        urgent = call.traits.urgent
+        connection = pool.take_now(urgent=urgent) or await self.taken(pool.take(urgent=urgent))
+        return await self._attempt_on(connection, pool, call)
+
+    async def _attempt_on(self, connection: Connection, pool: Pool, call: Call[T]) -> T:
+        """Run an operation on a connection, which goes back to its pool."""
+        hints: list[Hint] = []
         alarm = None
         if pool is self._flush_pool:  # whose connections have no deadlines of their own
             alarm = asyncio.get_running_loop().call_later(self.statement_timeout_sec, connection.abort)
@@ -191,11 +213,25 @@ class ServerRunner(BaseRunner):
         return result
 
     async def _drive(self, connection: Connection, call: Call[T], hints: list[Hint]) -> T:
-        async def execute(query: Query[Any]) -> Any:
-            self.note("before statement", call)
-            return await self.told(connection, connection.execute(query), call)
-
-        return await drive_async(call.start(), execute, hints)
+        """Run an operation to its end; a driver's error becomes a `Failure`."""
+        operation = call.start()
+        answer: Any = None
+        try:
+            while True:
+                asked = operation.send(answer)
+                if isinstance(asked, Hint):
+                    hints.append(asked)
+                    answer = None
+                    continue
+                self.note("before statement", call)
+                try:
+                    answer = await connection.execute(asked)
+                except Exception as error:
+                    self._raise(connection, error, call)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        finally:
+            operation.close()
 
     async def _in_autocommit(self, connection: Connection, call: Call[T], hints: list[Hint]) -> T:
         try:
@@ -247,23 +283,25 @@ class ServerRunner(BaseRunner):
         except Exception as error:
             raise Failure(error, self.trouble(error)) from error
 
-    async def told(self, connection: Connection, work: Awaitable[T], call: Call[Any] | None = None) -> T:
+    async def told(self, connection: Connection, work: Awaitable[T]) -> T:
         """Await the database's answer; a driver's error becomes a `Failure`."""
         try:
             return await work
-        except StorageError:
-            raise
         except Exception as error:
-            kind = self.trouble(error)
-            if kind is Trouble.MISUSE:
-                raise
-            if kind is Trouble.REFUSED and connection.broken:
-                kind = Trouble.LOST
-            if kind is Trouble.CONFLICT and call is not None and call.traits.own_sql and self.is_duplicate(error):
-                kind = Trouble.REFUSED
-            if kind is Trouble.LOST:
-                connection.abort()  # whatever state it is in: nobody gets it again
-            raise Failure(error, kind) from error
+            self._raise(connection, error)
+
+    def _raise(self, connection: Connection, error: Exception, call: Call[Any] | None = None) -> NoReturn:
+        """Raise a driver's error as a `Failure`; what was ours or the caller's from the beginning as it is."""
+        kind = Trouble.MISUSE if isinstance(error, StorageError) else self.trouble(error)
+        if kind is Trouble.MISUSE:
+            raise error
+        if kind is Trouble.REFUSED and connection.broken:
+            kind = Trouble.LOST
+        if kind is Trouble.CONFLICT and call is not None and call.traits.own_sql and self.is_duplicate(error):
+            kind = Trouble.REFUSED
+        if kind is Trouble.LOST:
+            connection.abort()  # whatever state it is in: nobody gets it again
+        raise Failure(error, kind) from error
 
     def _final(self, error: BaseException, kind: Trouble) -> StorageError:
         if isinstance(error, StorageError):
