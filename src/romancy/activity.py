@@ -28,7 +28,7 @@ from .engine.ambient import (
 )
 from .engine.contexts import in_context_of_its_own
 from .engine.run import UNSTORABLE, Run
-from .engine.steps import ACTIVITY, COMPLETED, FAILED, Outcome, Step
+from .engine.steps import ACTIVITY, COMPLETED, FAILED, Outcome, Step, recorded_input
 from .engine.threads import in_thread
 from .errors import ActivityError, SerializationError
 from .logs import about, log
@@ -330,7 +330,7 @@ class Activity(Generic[P, T]):
         completed = run.event(
             step.id,
             COMPLETED,
-            f'{{{about}, "input": {{"args": [], "kwargs": {step.input_json}}}}}',
+            f'{{{about}, "input": {recorded_input(step.input_json)}}}',
             at,
         )
         if run.fits(completed.event_data or ""):

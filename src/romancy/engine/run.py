@@ -17,7 +17,8 @@ import logging
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -31,6 +32,7 @@ from ..storage import (
     ChannelWait,
     HistoryEvent,
     HistoryEventType,
+    HistoryPage,
     InstanceNotFoundError,
     InstanceWait,
     InvalidJSONError,
@@ -231,13 +233,29 @@ class Run:
         if woken is not None and woken.after_id == self.last_id < (woken.event.id or 0):
             self._replay(woken.event)
             return
-        more = True
-        while more:
-            page = await self.storage.get_history_paginated(self.instance_id, self.last_id, _PAGE)
-            self._upcoming.extend(page.events)
-            while self._upcoming:
-                self._replay(self._upcoming.popleft())
-            more = page.has_more
+        async with aclosing(self._pages()) as pages:
+            async for page in pages:
+                self._upcoming.extend(page.events)
+                while self._upcoming:
+                    self._replay(self._upcoming.popleft())
+
+    async def _pages(self) -> AsyncGenerator[HistoryPage, None]:
+        """What is recorded and was not seen yet; while one page is replayed, the database is at the next."""
+        page = await self._read_page(self.last_id)
+        while page.has_more:
+            following = asyncio.ensure_future(self._read_page(page.events[-1].id or 0))
+            try:
+                await asyncio.sleep(0)  # it has been asked for
+                yield page
+                page = await following
+            finally:
+                if not following.done():
+                    following.cancel()
+                    await asyncio.wait({following})
+        yield page
+
+    def _read_page(self, after_id: int) -> Coroutine[Any, Any, HistoryPage]:
+        return self.storage.get_history_paginated(self.instance_id, after_id, _PAGE)
 
     def replayed(self, step_id: str, name: str, input_json: str) -> Outcome | None:
         """What is recorded of a step that the body asks for, if that is what the body would see next anyway.

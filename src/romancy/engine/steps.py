@@ -63,8 +63,20 @@ class Outcome(msgspec.Struct, frozen=True):
 
     activity_name: str
     input_hash: str = ""
+    input: msgspec.Raw = msgspec.Raw(b"")
     result: msgspec.Raw = msgspec.Raw(b"null")
     at: float = 0.0
+
+    def is_of(self, input_json: str) -> bool:
+        """Whether the recorded call had these arguments; what says nothing of them may have been any."""
+        if not self.input_hash or bytes(self.input) == recorded_input(input_json).encode():
+            return True
+        return self.input_hash == fingerprint(input_json)  # what was too large is not in the record
+
+
+def recorded_input(input_json: str) -> str:
+    """The arguments of a call as they are part of its record."""
+    return f'{{"args": [], "kwargs": {input_json}}}'
 
 
 class _Stamp(msgspec.Struct, frozen=True):
@@ -79,9 +91,7 @@ def recorded_outcome(event: HistoryEvent, name: str, input_json: str) -> Outcome
     if event.event_type != COMPLETED:
         return None
     outcome = _outcomes.decode(event.event_data or "{}")
-    if outcome.activity_name != name or (outcome.input_hash and outcome.input_hash != fingerprint(input_json)):
-        return None
-    return outcome
+    return outcome if outcome.activity_name == name and outcome.is_of(input_json) else None
 
 
 class Step:
@@ -151,7 +161,7 @@ class Step:
                 raise NonDeterminismError(
                     f"step {self.id!r}: the code calls {self.name!r}, history has recorded {recorded.activity_name!r}"
                 )
-            if recorded.input_hash and recorded.input_hash != self.input_hash:
+            if not recorded.is_of(self.input_json):
                 raise NonDeterminismError(
                     f"step {self.id!r}: {self.name} is called with other arguments than were recorded",
                     f"; the code gives {self.input_json}, history has {_recorded_input(event)}",

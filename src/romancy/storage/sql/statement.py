@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_type_hints, overload
 
@@ -367,19 +368,19 @@ _ENUMS: dict[Any, Decoder] = {
 }
 
 
-def _optional(decode: Decoder) -> Decoder:
-    return lambda value: None if value is None else decode(value)
+def _decode_all(decode: Decoder, values: Iterable[Any]) -> list[Any]:
+    return [None if value is None else decode(value) for value in values]
 
 
 def row_decoder(row: Callable[..., Any], driver: Driver) -> Decode:
     """Turn a driver's rows into `row`s, converting only the columns whose type the driver does not deliver."""
-    conversions: list[tuple[int, Decoder]] = []
+    conversions: list[tuple[int, Callable[[Iterable[Any]], Iterable[Any]]]] = []
     for index, (_, hint) in enumerate(get_type_hints(row).items()):
         members = set(get_args(hint)) or {hint}
         if datetime in members and driver.decode_time is not None:
-            conversions.append((index, _optional(driver.decode_time)))
+            conversions.append((index, partial(_decode_all, driver.decode_time)))
         for member in members & _ENUMS.keys():
-            conversions.append((index, _ENUMS[member]))
+            conversions.append((index, partial(map, _ENUMS[member])))
 
     def decode(rows: Sequence[Any]) -> list[Any]:
         # Column by column: so the loops over many rows are the interpreter's own.
@@ -387,7 +388,7 @@ def row_decoder(row: Callable[..., Any], driver: Driver) -> Decode:
         if not columns:
             return []
         for index, convert in conversions:
-            columns[index] = map(convert, columns[index])
+            columns[index] = convert(columns[index])
         return list(map(row, *columns))
 
     return decode

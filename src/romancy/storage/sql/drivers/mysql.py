@@ -52,10 +52,7 @@ class MySQLDriver(Driver):
     is_mariadb = False
     """Set when a connection has asked the server."""
 
-    @staticmethod
-    def decode_time(moment: datetime) -> datetime:
-        """The tables keep UTC wall-clock time without a zone."""
-        return aware(moment)
+    decode_time = staticmethod(aware)  # the tables keep UTC wall-clock time without a zone
 
     def encode_time(self, moment: datetime) -> datetime:
         return utc_naive(moment)
