@@ -19,17 +19,18 @@ _any_json = msgspec.json.Decoder(msgspec.Raw)
 
 def check_key(what: str, key: str, longest: int = LONGEST_KEY) -> str:
     """Accept 1 to 255 characters of Unicode without NUL; never truncate."""
+    if type(key) is str and 0 < len(key) <= longest and key.isascii() and "\0" not in key:
+        return key  # what nearly all are, and each step of each workflow has three
     if not isinstance(key, str):
         raise InvalidKeyError(f"{what} must be a str, not {type(key).__name__}")
     if not 0 < len(key) <= longest:
         raise InvalidKeyError(f"{what} must have 1 to {longest} characters, not {len(key)}")
     if "\0" in key:
         raise InvalidKeyError(f"{what} must not contain NUL: {key!r}")
-    if not key.isascii():
-        try:
-            key.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidKeyError(f"{what} is not valid Unicode: {key!r}") from error
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidKeyError(f"{what} is not valid Unicode: {key!r}") from error
     return key
 
 

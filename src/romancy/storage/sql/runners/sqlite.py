@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 MEMORY = ":memory:"
 _LARGEST_BATCH = 512
-_QUICK_COMMIT_SEC = 0.002
+_QUICK_COMMIT_SEC = 0.005
 """The event loop may stand still for so long; when a commit has taken longer, the thread commits for a while."""
 _MOST_HERE = 32
 """So many single statements take about a millisecond."""
