@@ -15,6 +15,7 @@ from romancy.storage import (
     WorkflowInstance,
     WorkflowStatus,
 )
+from romancy.storage.sql.operation import Touches
 from romancy.storage.sql.runners.sqlite import SQLiteRunner
 from tests.faults.leaks import assert_nothing_is_held
 from tests.harness import Harness, history_of, step
@@ -28,9 +29,13 @@ def steps() -> Iterator[int]:
         number += 1 + number // 8
 
 
-async def cancelled_after(steps: int, work: Awaitable[object], *, twice: bool = False) -> bool:
-    """Cancel the work after so many turns of the loop; whether it was told to be cancelled."""
+async def cancelled_after(
+    steps: int, work: Awaitable[object], *, twice: bool = False, begun: asyncio.Event | None = None
+) -> bool:
+    """Cancel the work so many turns of the loop after it has begun; whether it was told to be cancelled."""
     task = asyncio.ensure_future(work)
+    if begun is not None:
+        await begun.wait()
     for _ in range(steps):
         await asyncio.sleep(0)
     task.cancel()
@@ -305,6 +310,36 @@ async def test_a_cancelled_caller_leaves_all_or_nothing(
         if not await cancelled_after(number, case.act(), twice=number % 3 == 2):
             break
         await case.happened()
+        cancelled += 1
+
+    assert cancelled > 1
+    await assert_nothing_is_held(storage)
+    await harness.locked(storage)  # the storage still works
+
+
+@pytest.mark.databases("postgres", "mariadb", "mysql")
+@pytest.mark.parametrize(
+    "kind", [CreateLocked, AcquireLock, Append, Suspend, Publish, Read], ids=lambda kind: kind.__name__
+)
+async def test_a_soloist_who_is_cancelled_leaves_all_or_nothing(
+    harness: Harness, storage: SQLStorage, kind: Callable[[Harness, SQLStorage], Case]
+) -> None:
+    async def play(case: Case, begun: asyncio.Event) -> object:
+        lock = await harness.locked(storage)
+        for number in range(2):  # the first time it may still wait for company
+            await storage.append_history(step(lock.instance_id, f"charge:{number}"), lock=lock)
+        assert storage.runner.flusher.plays_solo(Touches())  # type: ignore[attr-defined]
+        begun.set()
+        return await case.act()
+
+    cancelled = 0
+    for number in steps():
+        case = kind(harness, storage)
+        await case.arrange()
+        begun = asyncio.Event()
+        if not await cancelled_after(number, play(case, begun), twice=number % 3 == 2, begun=begun):
+            break
+        assert await case.happened(), "what was sent was done"
         cancelled += 1
 
     assert cancelled > 1

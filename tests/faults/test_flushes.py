@@ -17,6 +17,7 @@ from romancy.storage import (
     WorkflowInstance,
     open_storage,
 )
+from romancy.storage.sql.operation import Touches
 from tests.faults.proxy import Proxy, proxied
 from tests.harness import Harness, history_of, step
 
@@ -160,3 +161,48 @@ async def test_flushes_that_are_cancelled_before_they_begin_keep_nobody_waiting(
     assert len(await history_of(storage, lock.instance_id)) == 40
     assert flusher._flights == flusher._busy == []
     await storage.append_history(step(lock.instance_id, "after:1"), lock=lock)
+
+
+async def test_a_soloist_is_served_in_its_own_task_and_others_keep_clear_of_it(
+    harness: Harness, storage: SQLStorage
+) -> None:
+    lock = await harness.locked(storage)
+    for number in range(2):
+        await storage.append_history(step(lock.instance_id, f"charge:{number}"), lock=lock)
+    flusher = storage.runner.flusher  # type: ignore[attr-defined]
+    soloist, served_in = asyncio.current_task(), []
+    storage.runner.probe = lambda point, name: served_in.append(asyncio.current_task())
+    other = asyncio.create_task(storage.append_history(step(lock.instance_id, "ship:1"), lock=lock))
+
+    mine = await storage.append_history(step(lock.instance_id, "ship:1"), lock=lock)
+
+    assert served_in[0] is soloist
+    assert not mine.already_recorded
+    assert await other == Appended(mine.id, already_recorded=True)
+    assert flusher._flights == flusher._busy == []
+
+
+async def test_those_who_come_together_after_a_soloist_go_together(harness: Harness, storage: SQLStorage) -> None:
+    locks = [await harness.locked(storage) for _ in range(MANY)]
+    served_in: list[asyncio.Task[None] | None] = []
+    storage.runner.probe = lambda point, name: served_in.append(asyncio.current_task())
+
+    await asyncio.gather(*(storage.append_history(step(lock.instance_id), lock=lock) for lock in locks))
+
+    assert len(set(served_in)) == 1
+
+
+@CUTS
+async def test_a_soloists_step_is_recorded_once_when_it_is_cut(company: Company, cut: str) -> None:
+    lock = company.locks[0]
+    for number in range(2):
+        await company.behind.append_history(step(lock.instance_id, f"alone:{number}"), lock=lock)
+    assert company.behind.runner.flusher.plays_solo(Touches())  # type: ignore[attr-defined]
+    setattr(company.proxy, cut, lock.instance_id.encode())
+
+    appended = await company.behind.append_history(step(lock.instance_id, "charge:1"), lock=lock)
+
+    assert company.proxy.cuts == 1
+    recorded = await history_of(company.truth, lock.instance_id)
+    assert [event.activity_id for event in recorded] == ["first:1", "alone:0", "alone:1", "charge:1"]
+    assert appended.id == recorded[-1].id

@@ -73,6 +73,11 @@ class History(Manager):
                 {_APPENDED} FROM {{rows}} STRAIGHT_JOIN workflow_instances i ON i.instance_id = r.instance_id
                  WHERE {_WHILE_OWNED} ORDER BY r.number
                 LOCK IN SHARE MODE""",
+            sqlite=f"""
+                {_APPENDED} FROM {{rows}} CROSS JOIN workflow_instances i
+                 WHERE i.instance_id = r.instance_id AND {_WHILE_OWNED}
+                ON CONFLICT (instance_id, activity_id) DO NOTHING
+                RETURNING id, instance_id, activity_id""",
         ),
     )
 

@@ -122,6 +122,12 @@ class Instances(Listing):
                        {{rows}} JOIN workflow_definitions d USING (workflow_name, source_hash)
                 {{on_conflict_do_nothing:instance_id}}
                 RETURNING 1, instance_id""",
+            sqlite=f"""
+                {_CREATED_TOGETHER}
+                  FROM {{rows}} CROSS JOIN workflow_definitions d
+                 WHERE d.workflow_name = r.workflow_name AND d.source_hash = r.source_hash
+                {{on_conflict_do_nothing:instance_id}}
+                RETURNING 1, instance_id""",
         ),
         together=Together(
             columns=tuple(INSTANCE_TYPES),

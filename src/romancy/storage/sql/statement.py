@@ -120,10 +120,27 @@ class Many(msgspec.Struct, frozen=True):
     """The answer of whose row was left out; with None nobody can say why it was, and it starts over alone."""
     mysql: str = ""
     """Where MySQL and MariaDB need another one than `Together`."""
+    sqlite: str = ""
+    """Where SQLite has one; it ends like PostgreSQL's."""
     inserted_by: tuple[str, str] = ("", "")
     """A column, and the parameter that is in it: what tells our row from one that somebody else has inserted."""
     table: str = ""
     """Where the rows go; `id` is its column."""
+
+
+def as_json(rows: Sequence[Any]) -> str:
+    """Parameters of many as one: a text that the database takes apart."""
+    return _json.encode(rows).decode()
+
+
+def _plain(value: Any) -> str:
+    """A text of a type of its own."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise TypeError(f"not a parameter: {value!r}")
+
+
+_json = msgspec.json.Encoder(enc_hook=_plain)
 
 
 class Together(msgspec.Struct, frozen=True):
@@ -149,6 +166,12 @@ def length_of(queries: Sequence[Query[Any]]) -> int:
     """How long the payloads are that go with queries of one statement for many."""
     payloads = queries[0].statement.payloads
     return sum([len(query.params[name] or "") for query in queries for name in payloads])
+
+
+def has_bytes(many: Many, queries: Sequence[Query[Any]]) -> bool:
+    """Whether there is something among their parameters for which JSON has no words."""
+    binary = [name for name, kind in many.columns.items() if kind == "bytea"]
+    return any(query.params[name] is not None for query in queries for name in binary)
 
 
 def same_statement(queries: Sequence[Query[Any]]) -> Statement[Any] | None:

@@ -72,7 +72,7 @@ class Driver(ABC):
 
     def __init__(self) -> None:
         self._clock_offset = 0.0
-        self._rendered: dict[Statement[Any], Rendered] = {}
+        self._rendered: dict[Statement[Any] | str, Rendered] = {}
         self._expanded: dict[str, str] = {}
         self.hooks: dict[str, Callable[..., str]] = {
             "now": self.now,

@@ -12,6 +12,7 @@ import msgspec
 
 from ...input_filters import check_filter_value, json_path_keys, scalar_text
 from ..checks import can_be_stored
+from ..statement import Many, Rendered
 from .driver import Binders, Bucket, Driver, utc_naive
 
 _EXACT = 2**53 - 1
@@ -161,6 +162,18 @@ class SQLiteDriver(Driver):
     def then_join(self) -> str:
         # Asked for what is due, it would begin with all that waits, and look for the timer of each.
         return "CROSS JOIN"
+
+    def for_many(self, many: Many) -> Rendered:
+        """The statement for many rows; each is bound by itself, and all of them are given as one JSON text."""
+        found = self._rendered.get(many.sqlite)
+        if found is None:
+            columns = [f"json_extract(value, '$[{place}]') AS {name}" for place, name in enumerate(many.columns)]
+            rows = f"(SELECT {', '.join(columns)} FROM json_each(?)) r"
+            text = self.expand(many.sqlite.replace("{rows}", "#rows#")).replace("#rows#", rows)
+            binders = tuple((name, self.encoder(name)) for name in many.columns)
+            found = Rendered("(many)", text.strip(), binders, duplicate_is_nothing=False, decode=None)
+            self._rendered[many.sqlite] = found
+        return found
 
     def bind_names(self, text: str, parameter: re.Pattern[str], lists: set[str]) -> tuple[str, Binders]:
         names = parameter.findall(text)

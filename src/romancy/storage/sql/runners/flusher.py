@@ -18,12 +18,12 @@ import functools
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
-from ..operation import Call, Hint, Touches
+from ..operation import Call, Touches
 from ..statement import Query, Statement, Want
 from .job import Job
 from .pool import Connection, Pool
@@ -48,34 +48,22 @@ class Apart(Exception):
 
 
 class SharedJob(Job):
-    """A job that knows what it touches, what it asks, and whether it has written anything yet."""
+    """A job that knows what it touches, and whether it has written anything yet."""
 
-    __slots__ = ("_coroutine", "asks", "number", "touches", "wrote")
+    __slots__ = ("number", "touches", "wrote")
 
     touches: Touches
     number: int
     """In which order it came."""
 
     def begin(self) -> None:
-        """Start it, from its arguments."""
         self.wrote = False
-        self._coroutine: Coroutine[Any, Any, Any] = self.call.start()
-        self.go_on(None)
+        super().begin()
 
-    def go_on(self, answer: Any) -> None:
-        """Hear what it asks next; nothing when it is done, with a result or with an error of its own."""
-        self.asks: Query[Any] | None = None
-        try:
-            while isinstance(asked := self._coroutine.send(answer), Hint):
-                self.hints.append(asked)
-                answer = None
-            self.asks = asked
-        except StopIteration as end:
-            self.result = end.value
-        except Exception as error:
-            if self.wrote:
-                raise Apart from error  # only a transaction of its own can take back what it has written
-            self.fail(error)
+    def _raised(self, error: Exception) -> None:
+        if self.wrote:
+            raise Apart from error  # only a transaction of its own can take back what it has written
+        self.fail(error)
 
 
 class Crowd:

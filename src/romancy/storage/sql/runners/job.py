@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 from ..operation import Call, Hint
+from ..statement import Query
 
 
 class Job:
-    """A queued operation; whoever runs it sets `result`, `error` and `hints`, and then answers."""
+    """A queued operation; whoever runs it sets `result`, `error` and `hints`, and then answers.
 
-    __slots__ = ("call", "error", "future", "hints", "loop", "result", "settled")
+    It can be run beside others, query by query: `begin` it, and `go_on` with the answer to what it `asks`.
+    """
+
+    __slots__ = ("_coroutine", "asks", "call", "error", "future", "hints", "loop", "result", "settled")
+
+    asks: Query[Any] | None
+    _coroutine: Coroutine[Any, Any, Any]
 
     def __init__(self, call: Call[Any], loop: asyncio.AbstractEventLoop) -> None:
         self.call = call
@@ -29,6 +37,32 @@ class Job:
     def fail(self, error: BaseException) -> None:
         """Nothing came of it."""
         self.result, self.error, self.hints = None, error, []
+
+    def begin(self) -> None:
+        """Start it, from its arguments."""
+        self._coroutine = self.call.start()
+        self.go_on(None)
+
+    def go_on(self, answer: Any) -> None:
+        """Hear what it asks next; nothing when it is done, with a result or with an error of its own."""
+        self.asks = None
+        try:
+            while isinstance(asked := self._coroutine.send(answer), Hint):
+                self.hints.append(asked)
+                answer = None
+            self.asks = asked
+        except StopIteration as end:
+            self.result = end.value
+        except Exception as error:
+            self._raised(error)
+
+    def _raised(self, error: Exception) -> None:
+        self.fail(error)
+
+    def leave_off(self) -> None:
+        """Forget that it has begun."""
+        self._coroutine.close()
+        self.start_over()
 
     def answer(self) -> None:
         """Tell the caller, in its own loop."""

@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import Any
 
 import asyncpg
-import msgspec
 
 from ...errors import (
     DatabaseError,
@@ -21,7 +20,20 @@ from ...errors import (
 from ...urls import DatabaseURL
 from ..drivers.postgres import PostgresDriver
 from ..rows import Row
-from ..statement import ALL, COUNT, ONE, Many, NativeQuery, Query, Statement, Want, length_of, picker, same_statement
+from ..statement import (
+    ALL,
+    COUNT,
+    ONE,
+    Many,
+    NativeQuery,
+    Query,
+    Statement,
+    Want,
+    as_json,
+    length_of,
+    picker,
+    same_statement,
+)
 from .pool import Connection
 from .server import ServerRunner
 from .trouble import Trouble
@@ -138,7 +150,7 @@ class PostgresConnection(Connection):
     def _as_json(self, many: Many, rows: Sequence[Mapping[str, Any]]) -> str:
         """Parameters as one: of a list asyncpg asks every element whether it is a list, too."""
         spelled = [name for name, kind in many.columns.items() if kind in _SPELLED]
-        return _json.encode([self._spelled(row, spelled) for row in rows]).decode()
+        return as_json([self._spelled(row, spelled) for row in rows])
 
     def _spelled(self, row: Mapping[str, Any], columns: Sequence[str]) -> Mapping[str, Any]:
         """A row with its times and bytes as PostgreSQL reads them."""
@@ -208,14 +220,6 @@ class PostgresConnection(Connection):
         await self.raw.close()
 
 
-def _plain(value: Any) -> str:
-    """A text of a type of its own."""
-    if isinstance(value, str):
-        return str.__str__(value)
-    raise TypeError(f"not a parameter: {value!r}")
-
-
-_json = msgspec.json.Encoder(enc_hook=_plain)
 _SPELLED = ("timestamp", "bytea")
 """The types whose values JSON has no words for."""
 

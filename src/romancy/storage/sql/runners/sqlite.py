@@ -18,7 +18,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum
@@ -38,7 +38,19 @@ from ...input_filters import scalar_at
 from ..drivers.sqlite import SQLiteDriver
 from ..operation import Call, Execute, Hint, drive
 from ..rows import Row
-from ..statement import ALL, COUNT, ID, ONE, NativeQuery, Query
+from ..statement import (
+    ALL,
+    COUNT,
+    ID,
+    ONE,
+    NativeQuery,
+    Query,
+    as_json,
+    has_bytes,
+    length_of,
+    picker,
+    same_statement,
+)
 from ..transactions import Session, Transactions
 from .job import Job
 from .runner import BaseRunner, undoing
@@ -53,6 +65,9 @@ _QUICK_COMMIT_SEC = 0.005
 """The event loop may stand still for so long; when a commit has taken longer, the thread commits for a while."""
 _MOST_HERE = 32
 """So many single statements take about a millisecond."""
+_FEW = 3
+"""So few are written one by one: to put them together would cost more."""
+_LONGEST_JSON = 200_000
 _LONGEST_SOLO_SEC = 0.001
 """So long a caller without company is served where it stands before the event loop has to come round."""
 _LONGEST_LOG_BYTES = 16 << 20
@@ -430,7 +445,7 @@ class SQLiteRunner(BaseRunner):
     def _commit_begun(self, connection: sqlite3.Connection, batch: list[Job]) -> sqlite3.Error | None:
         """Run the jobs in the transaction that has begun; the error with which it fell as a whole, if it did."""
         try:
-            for job in batch:
+            for job in self._written_at_once(connection, self._served_as_one(connection, batch)):
                 self._run_in_batch(connection, job, alone=len(batch) == 1)
             if connection.in_transaction:
                 self._commit(connection)
@@ -447,6 +462,68 @@ class SQLiteRunner(BaseRunner):
             self._abandon(connection)
             self._refuse(batch, error)
         return None
+
+    def _served_as_one(self, connection: sqlite3.Connection, batch: list[Job]) -> list[Job]:
+        """Look once for all who look for the same; the others."""
+        alike: dict[Hashable, list[Job]] = {}
+        for job in batch:
+            if job.call.traits.as_one is not None:
+                with suppress(ValueError):  # alone it is told what is wrong with its arguments
+                    touches = job.call.touches()
+                    alike.setdefault(touches and touches.alike, []).append(job)
+        alike.pop(None, None)
+        done = {job for jobs in alike.values() if len(jobs) > 1 and self._do_as_one(connection, jobs) for job in jobs}
+        return [job for job in batch if job not in done] if done else batch
+
+    def _do_as_one(self, connection: sqlite3.Connection, jobs: list[Job]) -> bool:
+        """Let one operation do what all of them ask; False if each has to try alone."""
+        try:
+            results = self._drive(connection, Call.as_one([job.call for job in jobs]), jobs[0].hints, guarded=True)
+        except TransactionGone:
+            raise
+        except Exception:
+            jobs[0].start_over()
+            return False
+        for job, result in zip(jobs, results, strict=True):
+            job.result = result
+        return True
+
+    def _written_at_once(self, connection: sqlite3.Connection, batch: list[Job]) -> list[Job]:
+        """Let one statement write for many who ask the same; the others, who are to run one by one."""
+        alike: dict[Any, list[Job]] = {}
+        for job in batch:
+            if job.call.traits.autocommit:
+                alike.setdefault(job.call.function, []).append(job)
+        done = {job for jobs in alike.values() if len(jobs) > _FEW for job in self._write_many(connection, jobs)}
+        return [job for job in batch if job not in done] if done else batch
+
+    def _write_many(self, connection: sqlite3.Connection, jobs: list[Job]) -> list[Job]:
+        """Run operations of a single write with one statement; those who are done with."""
+        for job in jobs:
+            job.begin()
+        asking = [job for job in jobs if job.asks is not None]
+        queries = [job.asks for job in asking if job.asks is not None]
+        statement = same_statement(queries)
+        many = None if statement is None else statement.many
+        if many is None or not many.sqlite or has_bytes(many, queries) or length_of(queries) > _LONGEST_JSON:
+            for job in asking:
+                job.leave_off()
+            return [job for job in jobs if job not in asking]
+        rendered = self.driver.for_many(many)
+        if self.probe is not None:
+            for job in asking:
+                self.note("before statement", job.call)
+        rows = as_json([rendered.bind(query.params) for query in queries])
+        answers = {row[1:]: row[0] for row in connection.execute(rendered.text, (rows,))}
+        key = picker(many.key)
+        for job, query in zip(asking, queries, strict=True):
+            answer = answers.pop(key(query.params), None)  # of several who record the same, one has done so
+            if answer is None:
+                job.leave_off()  # alone it finds out why
+            else:
+                job.go_on(answer)
+        left_out = [job for job in asking if job.asks is not None]
+        return [job for job in jobs if job not in left_out]
 
     def _commit(self, connection: sqlite3.Connection) -> None:
         began = time.perf_counter()
