@@ -263,11 +263,15 @@ class Run:
         It is, if the record is the next one in history and no other task could go on before it is handed in: then the
         body need not even stop to wait for it.
         """
-        if not self._upcoming or self._upcoming[0].activity_id != step_id or self.loop.ready:
+        if not self._upcoming or self.loop.ready:
             return None
-        outcome = recorded_outcome(self._upcoming[0], name, input_json)
+        event = self._upcoming[0]
+        if event.activity_id != step_id:
+            return None
+        outcome = recorded_outcome(event, name, input_json)
         if outcome is not None:
-            self.last_id = self._upcoming.popleft().id or self.last_id
+            self._upcoming.popleft()
+            self.last_id = event.id or self.last_id
             if outcome.at > self._history_time:
                 self._history_time = outcome.at
         return outcome

@@ -69,9 +69,9 @@ class Outcome(msgspec.Struct, frozen=True):
 
     def is_of(self, input_json: str) -> bool:
         """Whether the recorded call had these arguments; what says nothing of them may have been any."""
-        if not self.input_hash or bytes(self.input) == recorded_input(input_json).encode():
+        if bytes(self.input) == recorded_input(input_json).encode():
             return True
-        return self.input_hash == fingerprint(input_json)  # what was too large is not in the record
+        return not self.input_hash or self.input_hash == fingerprint(input_json)  # what is too large is not recorded
 
 
 def recorded_input(input_json: str) -> str:

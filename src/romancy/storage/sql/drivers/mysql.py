@@ -35,8 +35,16 @@ def all_values(column: str, path: str) -> str:
 
 
 @lru_cache(maxsize=1000)
+def values_of(columns: tuple[str, ...], rows: int) -> str:
+    """Parameters as a table `r` of so many rows, in MariaDB's words: a tenth quicker than those below."""
+    row = ", ".join("%s" for _ in columns)
+    values = ", ".join(f"({number}, {row})" for number in range(rows))
+    return f"(WITH v (number, {', '.join(columns)}) AS (VALUES {values}) SELECT * FROM v) r"
+
+
+@lru_cache(maxsize=1000)
 def table_of(columns: tuple[str, ...], rows: int) -> str:
-    """Parameters as a table `r` of so many rows."""
+    """The same in words that MySQL knows, too."""
     first = ", ".join(f"%s AS {name}" for name in columns)
     other = ", ".join("%s" for _ in columns)
     selects = [f"SELECT {number} AS number, {other if number else first}" for number in range(rows)]
@@ -221,7 +229,8 @@ class MySQLDriver(Driver):
         return f"{text} RETURNING id, {', '.join(together.key)}" if together.key and self.is_mariadb else text
 
     def _with_rows(self, text: str, columns: tuple[str, ...], rows: int) -> str:
-        return self.expand(text.replace("{rows}", "#rows#")).replace("#rows#", table_of(columns, rows))
+        table = values_of(columns, rows) if self.is_mariadb else table_of(columns, rows)
+        return self.expand(text.replace("{rows}", "#rows#")).replace("#rows#", table)
 
     @staticmethod
     def ids_of_inserted(together: Together, rows: int) -> str:

@@ -308,7 +308,9 @@ class MySQLConnection(Connection):
         literal = self.raw.literal
         if self.raw.server_status & SERVER_STATUS.SERVER_STATUS_NO_BACKSLASH_ESCAPES:
             return text % tuple([literal(value) for value in values])  # the user's SQL has changed the session's mode
-        return text % tuple([_quoted(value) if type(value) is str else literal(value) for value in values])
+        return text % tuple(
+            [_quoted(value) if type(value) is str else "NULL" if value is None else literal(value) for value in values]
+        )
 
     async def _ask(self, message: str) -> None:
         """Send a message and read its first answer; a transaction may begin with its first message."""
