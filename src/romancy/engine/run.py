@@ -252,6 +252,8 @@ class Run:
                 if not following.done():
                     following.cancel()
                     await asyncio.wait({following})
+                if not following.cancelled():
+                    following.exception()  # seen: whoever gave up before it came has told why
         yield page
 
     def _read_page(self, after_id: int) -> Coroutine[Any, Any, HistoryPage]:
