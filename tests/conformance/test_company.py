@@ -3,9 +3,10 @@
 import asyncio
 import itertools
 from collections.abc import Coroutine
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -606,3 +607,107 @@ async def test_many_who_claim_are_served_by_one_look(harness: Harness, storage: 
     assert asked.count("before statement") == 5  # look, clock, locks; look, leases
     assert len({instance.instance_id for [(instance, _)] in claims}) == MANY
     assert len({event.event_id for [event] in leases}) == MANY
+
+
+async def test_a_zombie_in_the_owners_company_is_told_that_its_lock_is_gone(
+    harness: Harness, storage: SQLStorage
+) -> None:
+    zombie = await harness.locked(storage, instance_id="order-1")
+    harness.advance(100)
+    owner = await storage.try_acquire_lock("order-1", "owner", 60)
+    others = [await harness.locked(storage) for _ in range(8)]
+    assert owner is not None
+
+    told, appended, *rest = await together(
+        storage.append_history(step("order-1", "charge:1", '"zombie"'), lock=zombie),
+        storage.append_history(step("order-1", "charge:1", '"owner"'), lock=owner),
+        *(storage.append_history(step(lock.instance_id, "charge:1"), lock=lock) for lock in others),
+    )
+
+    assert isinstance(told, LockLostError)
+    assert not appended.already_recorded
+    assert all(isinstance(answer, Appended) for answer in rest)
+    assert [event.event_data for event in await history_of(storage, "order-1")] == ['"owner"']
+
+
+async def test_who_asks_for_nonsense_harms_nobody(harness: Harness, storage: SQLStorage) -> None:
+    locks = [await harness.locked(storage) for _ in range(12)]
+    half = replace(locks[0], worker_id="\ud800")
+    odd = HistoryEvent(locks[1].instance_id, "charge:1", "ActivityCompleted", created_at="yesterday")  # type: ignore[arg-type]
+
+    answers = await asyncio.gather(
+        storage.append_history(step(locks[0].instance_id), lock=half),
+        storage.append_history(odd, lock=locks[1]),
+        *(storage.append_history(step(lock.instance_id), lock=lock) for lock in locks[2:]),
+        return_exceptions=True,
+    )
+    claims = await asyncio.gather(
+        storage.claim_resumable_workflows("worker", 60, "1"),  # type: ignore[arg-type]
+        *(storage.claim_resumable_workflows("worker", 60, 1) for _ in range(5)),
+        return_exceptions=True,
+    )
+
+    assert all(isinstance(answer, Exception) for answer in answers[:2])
+    assert all(isinstance(answer, Appended) for answer in answers[2:])
+    assert isinstance(claims[0], Exception)
+    assert all(isinstance(answer, list) for answer in claims[1:])
+
+
+async def test_the_users_sql_in_company_is_answered_as_alone(harness: Harness, storage: SQLStorage) -> None:
+    locks = [await harness.locked(storage) for _ in range(8)]
+
+    answers = await together(
+        *(storage.conn().fetch_value(f"SELECT {number} + 1") for number in range(8)),
+        *(storage.append_history(step(lock.instance_id), lock=lock) for lock in locks),
+    )
+
+    assert answers[:8] == list(range(1, 9))
+    assert all(isinstance(answer, Appended) for answer in answers[8:])
+
+
+async def test_steps_of_all_sizes_are_recorded_as_they_are(harness: Harness, storage: SQLStorage) -> None:
+    locks = [await harness.locked(storage) for _ in range(20)]
+    at = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+    events = [
+        HistoryEvent(
+            lock.instance_id,
+            f"charge:{'9' * number}:1",
+            "ActivityCompleted" if number % 3 else "X" * (1 + number),
+            event_data=None if number == 7 else msgspec.json.encode("é'\\\"%s\n" * number * 40).decode(),
+            event_data_binary=b"\0\xff'" * number if number == 7 else None,
+            created_at=at if number % 4 == 3 else None,
+        )
+        for number, lock in enumerate(locks)
+    ]
+
+    await together(*(storage.append_history(event, lock=lock) for event, lock in zip(events, locks, strict=True)))
+
+    for event, lock in zip(events, locks, strict=True):
+        (recorded,) = await history_of(storage, lock.instance_id)
+        assert recorded.activity_id == event.activity_id
+        assert recorded.event_type == event.event_type
+        assert (recorded.event_data, recorded.event_data_binary) == (event.event_data, event.event_data_binary)
+        assert event.created_at in (None, recorded.created_at)
+
+
+async def test_one_instance_that_many_create_is_created_once(harness: Harness, storage: SQLStorage) -> None:
+    await storage.create_instance(WorkflowInstance("first", "order", source_hash="known"))
+
+    def born(number: int) -> WorkflowInstance:
+        return WorkflowInstance(
+            "order-1" if number < 4 else f"order-{number}",
+            "order",
+            source_hash="known" if number else "new",
+            input_data=str(number),
+            locked_by=f"worker-{number}",
+        )
+
+    answers = await together(*(storage.create_instance(born(number), lock_timeout_sec=60) for number in range(12)))
+
+    created = await storage.get_instance("order-1")
+    assert created is not None
+    winners = [answer for answer in answers[:4] if isinstance(answer, Lock)]
+    assert [winner.worker_id for winner in winners] == [created.locked_by]
+    assert created.locked_by == f"worker-{created.input_data}"
+    assert sum(isinstance(answer, InstanceExistsError) for answer in answers) == 3
+    assert all(isinstance(answer, Lock) for answer in answers[4:])

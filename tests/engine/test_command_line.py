@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import re
+import subprocess
 import sys
 from contextlib import suppress
 from datetime import timedelta
@@ -26,7 +28,7 @@ from romancy import (
     workflow,
 )
 from romancy.cli.main import main
-from romancy.storage import SQLStorage, WorkflowInstance, WorkflowStatus
+from romancy.storage import SQLStorage, WorkflowInstance, WorkflowStatus, open_storage
 from tests.engine.conftest import MakeApp
 from tests.harness import Harness
 
@@ -325,3 +327,21 @@ def test_a_module_that_cannot_import_something_shows_where(tmp_path: Path, monke
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
         main(["worker", "torn:app"])
+
+
+def test_a_reader_who_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'orders.db'}"
+
+    async def order() -> None:
+        async with open_storage(url) as storage:
+            await storage.initialize()
+            await storage.create_instance(WorkflowInstance("order-1", "order"))
+
+    asyncio.run(order())
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe:
+        command = [sys.executable, "-m", "romancy", "list", "--url", url]
+        ended = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True)
+
+    assert (ended.returncode, ended.stderr) == (141, "")

@@ -15,7 +15,7 @@ from starlette.routing import Mount
 from romancy import App, Event, recur, wait_event, workflow
 from romancy.integrations import cloudevents
 from romancy.integrations.cloudevents import CloudEventsEndpoint, sign
-from romancy.outbox.http import binary_mode, structured_mode
+from romancy.outbox.http import CloudEventsPublisher, binary_mode, structured_mode
 from romancy.storage import OutboxEvent, OutcomeUnknownError, SQLStorage
 from tests.engine.conftest import QUICK, MakeApp
 from tests.engine.test_messages import waits
@@ -438,3 +438,10 @@ async def test_it_stands_alone_in_a_server_that_asks_for_a_lifespan(app: App) ->
 
     await CloudEventsEndpoint(app, open_to_everybody=True)({"type": "lifespan"}, receive, answer)
     assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+def test_a_publisher_that_cannot_send_is_refused_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("romancy.outbox.http.find_spec", lambda name: None)
+
+    with pytest.raises(ModuleNotFoundError, match=r"romancy\[http\]"):
+        CloudEventsPublisher("https://broker.example/events")

@@ -88,9 +88,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: which database?\nhint: --url sqlite:///orders.db, or set {DATABASE_VARIABLE}", file=sys.stderr)
         return 2
     try:
-        return int(asyncio.run(options.run(options)))
+        status = int(asyncio.run(options.run(options)))
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # Whoever read has seen enough, as `head` does; what is left to be written at exit goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (StorageError, RomancyError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,6 +21,8 @@ class CloudEventsPublisher:
     def __init__(
         self, url: str, *, binary: bool = False, headers: dict[str, str] | None = None, timeout_sec: float = 10.0
     ) -> None:
+        if find_spec("httpx") is None:  # now, and not when the first event is sent
+            raise ModuleNotFoundError("httpx is not installed: run pip install 'romancy[http]'", name="httpx")
         self._url = url
         self._binary = binary
         self._headers = headers or {}

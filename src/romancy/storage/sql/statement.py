@@ -168,10 +168,9 @@ def length_of(queries: Sequence[Query[Any]]) -> int:
     return sum([len(query.params[name] or "") for query in queries for name in payloads])
 
 
-def has_bytes(many: Many, queries: Sequence[Query[Any]]) -> bool:
-    """Whether there is something among their parameters for which JSON has no words."""
-    binary = [name for name, kind in many.columns.items() if kind == "bytea"]
-    return any(query.params[name] is not None for query in queries for name in binary)
+def has_bytes(query: Query[Any]) -> bool:
+    """Whether there is something among its parameters for which JSON has no words."""
+    return any(query.params[name] is not None for name in query.statement.binary)
 
 
 def same_statement(queries: Sequence[Query[Any]]) -> Statement[Any] | None:
@@ -203,6 +202,8 @@ class Statement(Generic[RowT]):
         for_many = many or together
         self.payloads = () if for_many is None else tuple(name for name in for_many.columns if name in _PAYLOADS)
         """Its parameters that may be long, if it can be run for many at once."""
+        self.binary = () if many is None else tuple(name for name, kind in many.columns.items() if kind == "bytea")
+        """Its parameters that are bytes, if it has a form for many."""
         self.name = "(unnamed)"
         self.writes = not text.lstrip().startswith("SELECT")
 

@@ -19,7 +19,7 @@ class Job:
     __slots__ = ("_coroutine", "asks", "call", "error", "future", "hints", "loop", "result", "settled")
 
     asks: Query[Any] | None
-    _coroutine: Coroutine[Any, Any, Any]
+    _coroutine: Coroutine[Any, Any, Any] | None
 
     def __init__(self, call: Call[Any], loop: asyncio.AbstractEventLoop) -> None:
         self.call = call
@@ -29,6 +29,7 @@ class Job:
         self.result: Any = None
         self.error: BaseException | None = None
         self.hints: list[Hint] = []
+        self._coroutine = None
 
     def start_over(self) -> None:
         """Forget what an earlier attempt has brought."""
@@ -46,6 +47,7 @@ class Job:
     def go_on(self, answer: Any) -> None:
         """Hear what it asks next; nothing when it is done, with a result or with an error of its own."""
         self.asks = None
+        assert self._coroutine is not None, "it has begun"
         try:
             while isinstance(asked := self._coroutine.send(answer), Hint):
                 self.hints.append(asked)
@@ -61,7 +63,8 @@ class Job:
 
     def leave_off(self) -> None:
         """Forget that it has begun."""
-        self._coroutine.close()
+        if self._coroutine is not None:
+            self._coroutine.close()
         self.start_over()
 
     def answer(self) -> None:

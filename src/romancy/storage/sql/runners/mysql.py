@@ -91,10 +91,10 @@ def error_code(error: BaseException) -> int | None:
 class MySQLConnection(Connection):
     """One asyncmy connection."""
 
-    def __init__(self, connection: Any, driver: MySQLDriver, patience_sec: float | None) -> None:
+    def __init__(self, connection: Any, driver: MySQLDriver, patience_sec: float) -> None:
         self.raw = connection
         self._driver = driver
-        self._patience_sec = patience_sec
+        self.patience_sec: float | None = patience_sec
         """How long to wait for an answer; None if somebody else watches the time."""
         self.can_join_parameters = False
         """Whether a table of parameters is joined through indexes: only if keys are compared byte for byte."""
@@ -323,8 +323,8 @@ class MySQLConnection(Connection):
 
     async def _read(self, reading: Awaitable[Any]) -> None:
         alarm = None
-        if self._patience_sec is not None:  # asyncmy's own timeout makes a task for each read
-            alarm = asyncio.get_running_loop().call_later(self._patience_sec, self.abort)
+        if self.patience_sec is not None:  # asyncmy's own timeout makes a task for each read
+            alarm = asyncio.get_running_loop().call_later(self.patience_sec, self.abort)
         try:
             await reading
         except (my.MySQLError, OSError):
@@ -502,16 +502,20 @@ class MySQLRunner(ServerRunner):
             return f"mysql {await connection.execute(query)}"
 
     async def _connect(self) -> MySQLConnection:
-        return await self._reached(self.connect_raw(), self.statement_timeout_sec)
+        return await self._reached(self.connect_raw())
 
     async def _connect_for_flushes(self) -> MySQLConnection:
-        # Several statements in one message are not for connections on which the user's SQL runs. And whoever flushes
-        # watches the time for all of them.
-        connection = await self._reached(self.connect_raw(CLIENT.MULTI_STATEMENTS), None)
-        connection.sends_several = True
-        await connection.control("SET SESSION innodb_lock_wait_timeout = 1")
-        collation = await connection.execute(NativeQuery(_KEY_COLLATION, (), Want.VALUE))
+        # Several statements in one message are not for connections on which the user's SQL runs.
+        connection = await self._reached(self.connect_raw(CLIENT.MULTI_STATEMENTS))
+        try:
+            await connection.control("SET SESSION innodb_lock_wait_timeout = 1")
+            collation = await connection.execute(NativeQuery(_KEY_COLLATION, (), Want.VALUE))
+        except BaseException:
+            connection.abort()
+            raise
         connection.can_join_parameters = str(collation).endswith("_bin")
+        connection.sends_several = True
+        connection.patience_sec = None  # whoever flushes watches the time
         return connection
 
     def _pool_for(self, call: Call[Any]) -> Pool:
@@ -522,9 +526,9 @@ class MySQLRunner(ServerRunner):
         other = traits.reads or one_statement or traits.urgent or traits.own_sql
         return self._flush_pool if self._flush_pool.rests and not other else self.pool
 
-    async def _reached(self, connecting: Awaitable[Any], patience_sec: float | None) -> MySQLConnection:
+    async def _reached(self, connecting: Awaitable[Any]) -> MySQLConnection:
         try:
-            return MySQLConnection(await connecting, self.driver, patience_sec)
+            return MySQLConnection(await connecting, self.driver, self.statement_timeout_sec)
         except StorageError:
             raise
         except Exception as error:

@@ -8,6 +8,7 @@ ordinary operations may all be waiting for a row that somebody's transaction has
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -27,6 +28,8 @@ class Connection(ABC):
     """One connection to a server. Its methods raise the driver's own errors."""
 
     used_at: float = 0.0
+    has_given_up: bool = False
+    """Whether it may still be busy with a statement for which nobody waits any more."""
 
     @abstractmethod
     async def execute(self, query: Query[Any]) -> Any:
@@ -155,7 +158,9 @@ class Pool:
         if connection.broken or self.closed:
             connection.abort()
         else:
-            connection.used_at = time.monotonic()
+            # Who takes it then asks first whether it is ready, with a time limit.
+            connection.used_at = -math.inf if connection.has_given_up else time.monotonic()
+            connection.has_given_up = False
             self._idle.append(connection)
         self._leave_place()
 

@@ -100,6 +100,7 @@ class PostgresConnection(Connection):
         except TimeoutError as error:
             if rendered.within_sec is None:
                 raise
+            self.has_given_up = True
             raise SearchTimeoutError from error
         except (asyncpg.DataError, asyncpg.InterfaceError):
             await self._end_what_was_begun()

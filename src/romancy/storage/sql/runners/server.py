@@ -114,13 +114,17 @@ class ServerRunner(BaseRunner):
         """Run an operation to its end, even when its caller is cancelled."""
         pool = self._pool_for(call)
         connection = pool.take_now(urgent=call.traits.urgent)
-        failed = None
-        if connection is not None:
-            try:
-                return await unbroken(self._attempt_on(connection, pool, call), self._undo_of(call))
-            except Failure as failure:
-                failed = failure
-        return await self._run_again(call, failed)
+        if connection is None:
+            return await self._run_again(call, None)
+        return await unbroken(self._here_or_again(connection, pool, call), self._undo_of(call))
+
+    async def _here_or_again(self, connection: Connection, pool: Pool, call: Call[T]) -> T:
+        try:
+            return await self._attempt_on(connection, pool, call)
+        except Failure as failure:
+            failed = failure
+        # In a task of its own: it makes connections, for which there are time limits.
+        return await asyncio.ensure_future(self._repeated(call, failed))
 
     async def _run_again(self, call: Call[T], failed: Failure | None) -> T:
         """The same with patience; `failed` is how a first attempt ended."""
@@ -203,7 +207,7 @@ class ServerRunner(BaseRunner):
                 result = await self._in_transaction(connection, call, hints)
         except BaseException as error:
             if not isinstance(error, Exception):
-                connection.abort()  # callers are shielded from cancellation: it is the event loop that ends
+                connection.abort()  # no cancellation of the caller comes here: it is the event loop that ends
             raise
         finally:
             if alarm is not None:

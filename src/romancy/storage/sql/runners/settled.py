@@ -49,21 +49,16 @@ def unbroken(work: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> Gener
     to wait like any other cancellation.
     """
     cancelled: asyncio.CancelledError | None = None
-    resume: Callable[[Any], Any] = work.send
-    value: Any = None
     try:
         while True:
-            awaited = resume(value)
-            resume, value = work.send, None
+            awaited = work.send(None)
             try:
                 yield None if awaited is None else _Uncancellable(awaited)
             except asyncio.CancelledError as error:
-                if awaited is not None and awaited.cancelled():
-                    resume, value = work.throw, error  # not our task was cancelled, but what it waits for
-                else:
+                if awaited is None or not awaited.cancelled() or is_cancelled():
                     cancelled = error
-            except Exception as error:
-                resume, value = work.throw, error
+            except Exception:
+                pass  # of what is awaited: `work` is told by that itself
     except StopIteration as end:
         if cancelled is None:
             return end.value  # type: ignore[no-any-return]
@@ -75,6 +70,12 @@ def unbroken(work: Coroutine[Any, Any, T], undo: Undo[T] | None = None) -> Gener
     finally:
         work.close()
     raise cancelled
+
+
+def is_cancelled() -> bool:
+    """Whether somebody wants the running task to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class _Uncancellable:

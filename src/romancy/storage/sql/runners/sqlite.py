@@ -43,13 +43,13 @@ from ..statement import (
     COUNT,
     ID,
     ONE,
+    Many,
     NativeQuery,
     Query,
+    Rendered,
     as_json,
     has_bytes,
-    length_of,
     picker,
-    same_statement,
 )
 from ..transactions import Session, Transactions
 from .job import Job
@@ -468,7 +468,7 @@ class SQLiteRunner(BaseRunner):
         alike: dict[Hashable, list[Job]] = {}
         for job in batch:
             if job.call.traits.as_one is not None:
-                with suppress(ValueError):  # alone it is told what is wrong with its arguments
+                with suppress(Exception):  # alone it is told what is wrong with its arguments
                     touches = job.call.touches()
                     alike.setdefault(touches and touches.alike, []).append(job)
         alike.pop(None, None)
@@ -492,38 +492,61 @@ class SQLiteRunner(BaseRunner):
         """Let one statement write for many who ask the same; the others, who are to run one by one."""
         alike: dict[Any, list[Job]] = {}
         for job in batch:
-            if job.call.traits.autocommit:
+            if job.call.traits.autocommit and not job.call.traits.own_sql:
                 alike.setdefault(job.call.function, []).append(job)
         done = {job for jobs in alike.values() if len(jobs) > _FEW for job in self._write_many(connection, jobs)}
         return [job for job in batch if job not in done] if done else batch
 
     def _write_many(self, connection: sqlite3.Connection, jobs: list[Job]) -> list[Job]:
-        """Run operations of a single write with one statement; those who are done with."""
+        """Run operations of a single write with one statement; those who are done with.
+
+        The others run alone: who asks for a row that somebody before it asks for, whoever is odd, and whose row cannot
+        be written, so that it finds out why.
+        """
+        many = self._form_for_many(jobs[0])
+        if many is None:
+            return []
+        rendered, key_of = self.driver.for_many(many), picker(many.key)
+        asking: dict[tuple[Any, ...], Job] = {}
+        rows: list[str] = []
+        done: list[Job] = []
+        room = _LONGEST_JSON
         for job in jobs:
-            job.begin()
-        asking = [job for job in jobs if job.asks is not None]
-        queries = [job.asks for job in asking if job.asks is not None]
-        statement = same_statement(queries)
-        many = None if statement is None else statement.many
-        if many is None or not many.sqlite or has_bytes(many, queries) or length_of(queries) > _LONGEST_JSON:
-            for job in asking:
+            query = _asked_for_many(job, many)
+            key, row = ((), "") if query is None else (key_of(query.params), _as_row(query, rendered))
+            if not row or key in asking or len(row) > room:
                 job.leave_off()
-            return [job for job in jobs if job not in asking]
-        rendered = self.driver.for_many(many)
-        if self.probe is not None:
-            for job in asking:
+                continue
+            try:
                 self.note("before statement", job.call)
-        rows = as_json([rendered.bind(query.params) for query in queries])
-        answers = {row[1:]: row[0] for row in connection.execute(rendered.text, (rows,))}
-        key = picker(many.key)
-        for job, query in zip(asking, queries, strict=True):
-            answer = answers.pop(key(query.params), None)  # of several who record the same, one has done so
+            except BaseException as error:
+                job.fail(error)
+                done.append(job)
+                continue
+            asking[key] = job
+            rows.append(row)
+            room -= len(row)
+        answers = {row[1:]: row[0] for row in connection.execute(rendered.text, (f"[{','.join(rows)}]",))}
+        for key, job in asking.items():
+            answer = answers.get(key)
             if answer is None:
-                job.leave_off()  # alone it finds out why
-            else:
-                job.go_on(answer)
-        left_out = [job for job in asking if job.asks is not None]
-        return [job for job in jobs if job not in left_out]
+                job.leave_off()
+                continue
+            job.go_on(answer)
+            assert job.asks is None, "a single statement of it writes"
+            done.append(job)
+        return done
+
+    @staticmethod
+    def _form_for_many(job: Job) -> Many | None:
+        """What writes for many who ask what this one asks."""
+        try:
+            job.begin()
+            many = None if job.asks is None else job.asks.statement.many
+        except Exception:
+            many = None
+        job.leave_off()
+        return many if many is not None and many.sqlite else None
 
     def _commit(self, connection: sqlite3.Connection) -> None:
         began = time.perf_counter()
@@ -702,6 +725,24 @@ def _are_small(jobs: Sequence[Job]) -> bool:
     if len(jobs) == 1:
         return jobs[0].call.is_small
     return len(jobs) <= _MOST_HERE and all(job.call.is_small and job.call.traits.autocommit for job in jobs)
+
+
+def _asked_for_many(job: Job, many: Many) -> Query[Any] | None:
+    """Begin an operation; what it asks, if that can be one of many."""
+    try:
+        job.begin()
+        query = job.asks
+        return None if query is None or query.statement.many is not many or has_bytes(query) else query
+    except Exception:
+        return None  # alone it is told what is wrong
+
+
+def _as_row(query: Query[Any], rendered: Rendered) -> str:
+    """Its parameters as one of many; nothing if they are odd."""
+    try:
+        return as_json(rendered.bind(query.params))
+    except Exception:
+        return ""
 
 
 class _Look(Enum):
