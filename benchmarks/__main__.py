@@ -37,6 +37,7 @@ async def main(arguments: argparse.Namespace) -> None:
     started = time.monotonic()
     report = Report()
     described: list[str] = []
+    print(_machine())
     try:
         async with places(arguments.databases, durable=arguments.size is not TINY) as found:
             for place in found:
@@ -50,11 +51,15 @@ async def main(arguments: argparse.Namespace) -> None:
     print(f"Measured in {time.monotonic() - started:.0f} s ({arguments.size.name}).")
 
 
+def _machine() -> str:
+    """What it is measured with."""
+    return f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
+
+
 def _summary(arguments: argparse.Namespace, described: list[str], report: Report) -> dict[str, Any]:
-    machine = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
     return {
         "romancy": __version__,
-        "machine": machine,
+        "machine": _machine(),
         "size": arguments.size.name,
         "measured_at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "databases": described,
