@@ -18,7 +18,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum
@@ -38,22 +38,11 @@ from ...input_filters import scalar_at
 from ..drivers.sqlite import SQLiteDriver
 from ..operation import Call, Execute, Hint, drive
 from ..rows import Row
-from ..statement import (
-    ALL,
-    COUNT,
-    ID,
-    ONE,
-    Many,
-    NativeQuery,
-    Query,
-    Rendered,
-    as_json,
-    has_bytes,
-    picker,
-)
+from ..statement import ALL, COUNT, ID, ONE, NativeQuery, Query
 from ..transactions import Session, Transactions
 from .job import Job
 from .runner import BaseRunner, undoing
+from .sqlite_company import Company
 from .sqlite_log import Log
 from .sqlite_session import Interactive, TransactionGone, closed
 
@@ -65,9 +54,6 @@ _QUICK_COMMIT_SEC = 0.005
 """The event loop may stand still for so long; when a commit has taken longer, the thread commits for a while."""
 _MOST_HERE = 32
 """So many single statements take about a millisecond."""
-_FEW = 3
-"""So few are written one by one: to put them together would cost more."""
-_LONGEST_JSON = 200_000
 _LONGEST_SOLO_SEC = 0.001
 """So long a caller without company is served where it stands before the event loop has to come round."""
 _LONGEST_LOG_BYTES = 16 << 20
@@ -110,6 +96,7 @@ class SQLiteRunner(BaseRunner):
         """Whoever has it may use the writer's connection."""
         self._commit_sec = 0.0
         """How long commits take of late: at once when one is slow, and slowly back."""
+        self._company = Company(self.driver, self.note, self._drive_guarded)
         self._log = Log(path)
         self._starting = threading.Lock()
         self._connections: list[sqlite3.Connection] = []
@@ -445,7 +432,7 @@ class SQLiteRunner(BaseRunner):
     def _commit_begun(self, connection: sqlite3.Connection, batch: list[Job]) -> sqlite3.Error | None:
         """Run the jobs in the transaction that has begun; the error with which it fell as a whole, if it did."""
         try:
-            for job in self._written_at_once(connection, self._served_as_one(connection, batch)):
+            for job in self._company.without_those_served(connection, batch):
                 self._run_in_batch(connection, job, alone=len(batch) == 1)
             if connection.in_transaction:
                 self._commit(connection)
@@ -462,91 +449,6 @@ class SQLiteRunner(BaseRunner):
             self._abandon(connection)
             self._refuse(batch, error)
         return None
-
-    def _served_as_one(self, connection: sqlite3.Connection, batch: list[Job]) -> list[Job]:
-        """Look once for all who look for the same; the others."""
-        alike: dict[Hashable, list[Job]] = {}
-        for job in batch:
-            if job.call.traits.as_one is not None:
-                with suppress(Exception):  # alone it is told what is wrong with its arguments
-                    touches = job.call.touches()
-                    alike.setdefault(touches and touches.alike, []).append(job)
-        alike.pop(None, None)
-        done = {job for jobs in alike.values() if len(jobs) > 1 and self._do_as_one(connection, jobs) for job in jobs}
-        return [job for job in batch if job not in done] if done else batch
-
-    def _do_as_one(self, connection: sqlite3.Connection, jobs: list[Job]) -> bool:
-        """Let one operation do what all of them ask; False if each has to try alone."""
-        try:
-            results = self._drive(connection, Call.as_one([job.call for job in jobs]), jobs[0].hints, guarded=True)
-        except TransactionGone:
-            raise
-        except Exception:
-            jobs[0].start_over()
-            return False
-        for job, result in zip(jobs, results, strict=True):
-            job.result = result
-        return True
-
-    def _written_at_once(self, connection: sqlite3.Connection, batch: list[Job]) -> list[Job]:
-        """Let one statement write for many who ask the same; the others, who are to run one by one."""
-        alike: dict[Any, list[Job]] = {}
-        for job in batch:
-            if job.call.traits.autocommit and not job.call.traits.own_sql:
-                alike.setdefault(job.call.function, []).append(job)
-        done = {job for jobs in alike.values() if len(jobs) > _FEW for job in self._write_many(connection, jobs)}
-        return [job for job in batch if job not in done] if done else batch
-
-    def _write_many(self, connection: sqlite3.Connection, jobs: list[Job]) -> list[Job]:
-        """Run operations of a single write with one statement; those who are done with.
-
-        The others run alone: who asks for a row that somebody before it asks for, whoever is odd, and whose row cannot
-        be written, so that it finds out why.
-        """
-        many = self._form_for_many(jobs[0])
-        if many is None:
-            return []
-        rendered, key_of = self.driver.for_many(many), picker(many.key)
-        asking: dict[tuple[Any, ...], Job] = {}
-        rows: list[str] = []
-        done: list[Job] = []
-        room = _LONGEST_JSON
-        for job in jobs:
-            query = _asked_for_many(job, many)
-            key, row = ((), "") if query is None else (key_of(query.params), _as_row(query, rendered))
-            if not row or key in asking or len(row) > room:
-                job.leave_off()
-                continue
-            try:
-                self.note("before statement", job.call)
-            except BaseException as error:
-                job.fail(error)
-                done.append(job)
-                continue
-            asking[key] = job
-            rows.append(row)
-            room -= len(row)
-        answers = {row[1:]: row[0] for row in connection.execute(rendered.text, (f"[{','.join(rows)}]",))}
-        for key, job in asking.items():
-            answer = answers.get(key)
-            if answer is None:
-                job.leave_off()
-                continue
-            job.go_on(answer)
-            assert job.asks is None, "a single statement of it writes"
-            done.append(job)
-        return done
-
-    @staticmethod
-    def _form_for_many(job: Job) -> Many | None:
-        """What writes for many who ask what this one asks."""
-        try:
-            job.begin()
-            many = None if job.asks is None else job.asks.statement.many
-        except Exception:
-            many = None
-        job.leave_off()
-        return many if many is not None and many.sqlite else None
 
     def _commit(self, connection: sqlite3.Connection) -> None:
         began = time.perf_counter()
@@ -591,6 +493,9 @@ class SQLiteRunner(BaseRunner):
             if alone:
                 self._abandon(connection)
             job.fail(error)
+
+    def _drive_guarded(self, connection: sqlite3.Connection, call: Call[T], hints: list[Hint]) -> T:
+        return self._drive(connection, call, hints, guarded=True)
 
     def _drive(self, connection: sqlite3.Connection, call: Call[T], hints: list[Hint], *, guarded: bool) -> T:
         """Run an operation inside the open transaction; on an error nothing of it is left, if `guarded`."""
@@ -725,24 +630,6 @@ def _are_small(jobs: Sequence[Job]) -> bool:
     if len(jobs) == 1:
         return jobs[0].call.is_small
     return len(jobs) <= _MOST_HERE and all(job.call.is_small and job.call.traits.autocommit for job in jobs)
-
-
-def _asked_for_many(job: Job, many: Many) -> Query[Any] | None:
-    """Begin an operation; what it asks, if that can be one of many."""
-    try:
-        job.begin()
-        query = job.asks
-        return None if query is None or query.statement.many is not many or has_bytes(query) else query
-    except Exception:
-        return None  # alone it is told what is wrong
-
-
-def _as_row(query: Query[Any], rendered: Rendered) -> str:
-    """Its parameters as one of many; nothing if they are odd."""
-    try:
-        return as_json(rendered.bind(query.params))
-    except Exception:
-        return ""
 
 
 class _Look(Enum):
