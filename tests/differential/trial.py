@@ -142,14 +142,14 @@ class Trial(Rehearsal):
         """Start all before any has its answer: those that have to do with each other are run in turn."""
         arguments = [self.arguments(call) for call in calls]
         asked = zip(calls, arguments, strict=True)
-        for _, company in groupby(asked, lambda asking: self._may_be_overtaken(asking[0])):
+        for _, company in groupby(asked, lambda asking: self._way_of(asking[0])):
             await self._run_company(list(company))
 
-    def _may_be_overtaken(self, call: Call) -> bool:
-        """Who completes a tied instance asks twice; and on a server, who shares flushes goes other ways."""
-        if self.harness.name == "sqlite":
-            return call.name == "update_instance_output"
-        return shares_flushes(call)
+    def _way_of(self, call: Call) -> str:
+        """Who goes another way may overtake: a tied instance is completed in two attempts; some share flushes."""
+        if call.name == "update_instance_output":
+            return "twice"
+        return "in flushes" if self.harness.name != "sqlite" and shares_flushes(call) else "alone"
 
     async def _run_company(self, company: list[tuple[Call, tuple[Any, Any]]]) -> None:
         with self._a_millisecond_each():
