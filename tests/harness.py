@@ -12,6 +12,7 @@ from typing import Any
 
 from romancy.storage import HistoryEvent, Lock, SQLStorage, WorkflowInstance, open_storage
 from romancy.storage.sql.ending import TIED
+from romancy.storage.sql.runners.sqlite import SQLiteRunner
 
 _KEPT = ("romancy_migrations", "schema_migrations", "schema_version")
 _TABLES = {
@@ -91,6 +92,12 @@ def step(
             **fields,
         }
     )
+
+
+def expect_company(storage: SQLStorage) -> None:
+    """Let even the first write wait for others; on SQLite, one that seems to be without company is done at once."""
+    if isinstance(storage.runner, SQLiteRunner):
+        storage.runner._lonely = False
 
 
 async def history_of(storage: SQLStorage, instance_id: str) -> list[HistoryEvent]:

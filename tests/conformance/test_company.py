@@ -31,7 +31,7 @@ from romancy.storage import (
 from romancy.storage.sql.runners.flusher import Flusher
 from romancy.storage.sql.runners.mysql import MySQLConnection, MySQLRunner
 from romancy.storage.sql.runners.server import ServerRunner
-from tests.harness import Harness, history_of, step
+from tests.harness import Harness, expect_company, history_of, step
 
 from .arrange import status_of
 
@@ -609,21 +609,27 @@ async def test_many_who_claim_are_served_by_one_look(harness: Harness, storage: 
     assert len({event.event_id for [event] in leases}) == MANY
 
 
+@pytest.mark.parametrize("zombie_comes", ["first", "last"])
 async def test_a_zombie_in_the_owners_company_is_told_that_its_lock_is_gone(
-    harness: Harness, storage: SQLStorage
+    harness: Harness, storage: SQLStorage, zombie_comes: str
 ) -> None:
     zombie = await harness.locked(storage, instance_id="order-1")
     harness.advance(100)
     owner = await storage.try_acquire_lock("order-1", "owner", 60)
     others = [await harness.locked(storage) for _ in range(8)]
     assert owner is not None
+    rivals = [(zombie, '"zombie"'), (owner, '"owner"')]
+    expect_company(storage)
 
-    told, appended, *rest = await together(
-        storage.append_history(step("order-1", "charge:1", '"zombie"'), lock=zombie),
-        storage.append_history(step("order-1", "charge:1", '"owner"'), lock=owner),
+    first, last, *rest = await together(
+        *(
+            storage.append_history(step("order-1", "charge:1", data), lock=lock)
+            for lock, data in (rivals if zombie_comes == "first" else reversed(rivals))
+        ),
         *(storage.append_history(step(lock.instance_id, "charge:1"), lock=lock) for lock in others),
     )
 
+    told, appended = (first, last) if zombie_comes == "first" else (last, first)
     assert isinstance(told, LockLostError)
     assert not appended.already_recorded
     assert all(isinstance(answer, Appended) for answer in rest)
@@ -635,6 +641,7 @@ async def test_who_asks_for_nonsense_harms_nobody(harness: Harness, storage: SQL
     half = replace(locks[0], worker_id="\ud800")
     odd = HistoryEvent(locks[1].instance_id, "charge:1", "ActivityCompleted", created_at="yesterday")  # type: ignore[arg-type]
 
+    expect_company(storage)
     answers = await asyncio.gather(
         storage.append_history(step(locks[0].instance_id), lock=half),
         storage.append_history(odd, lock=locks[1]),
@@ -656,6 +663,7 @@ async def test_who_asks_for_nonsense_harms_nobody(harness: Harness, storage: SQL
 async def test_the_users_sql_in_company_is_answered_as_alone(harness: Harness, storage: SQLStorage) -> None:
     locks = [await harness.locked(storage) for _ in range(8)]
 
+    expect_company(storage)
     answers = await together(
         *(storage.conn().fetch_value(f"SELECT {number} + 1") for number in range(8)),
         *(storage.append_history(step(lock.instance_id), lock=lock) for lock in locks),
@@ -702,6 +710,7 @@ async def test_one_instance_that_many_create_is_created_once(harness: Harness, s
             locked_by=f"worker-{number}",
         )
 
+    expect_company(storage)
     answers = await together(*(storage.create_instance(born(number), lock_timeout_sec=60) for number in range(12)))
 
     created = await storage.get_instance("order-1")

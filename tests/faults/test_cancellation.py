@@ -16,9 +16,8 @@ from romancy.storage import (
     WorkflowStatus,
 )
 from romancy.storage.sql.operation import Touches
-from romancy.storage.sql.runners.sqlite import SQLiteRunner
 from tests.faults.leaks import assert_nothing_is_held
-from tests.harness import Harness, history_of, step
+from tests.harness import Harness, expect_company, history_of, step
 
 
 def steps() -> Iterator[int]:
@@ -290,12 +289,6 @@ CASES = [
     Transact,
     Read,
 ]
-
-
-def expect_company(storage: SQLStorage) -> None:
-    """Without company, a small write on SQLite is done at once: there is no moment at which it could be cancelled."""
-    if isinstance(storage.runner, SQLiteRunner):
-        storage.runner._lonely = False
 
 
 @pytest.mark.parametrize("kind", CASES, ids=lambda kind: kind.__name__)
