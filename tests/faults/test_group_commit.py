@@ -18,7 +18,7 @@ from romancy.storage import (
 from romancy.storage.sql.operation import Call, Traits
 from romancy.storage.sql.runners.sqlite import SQLiteRunner
 from tests.faults.leaks import assert_nothing_is_held
-from tests.harness import Harness, history_of, step
+from tests.harness import Harness, expect_company, history_of, step
 
 CALLERS = 64
 
@@ -183,6 +183,7 @@ async def test_what_falls_in_the_event_loops_thread_is_repeated_in_the_writers(
 
     monkeypatch.setattr(SQLiteRunner, "_commit", fail_once)
     storage.runner._commit_sec = 0.0  # type: ignore[attr-defined]  # however slow the disk was just now
+    expect_company(storage)
     answers = await at_once(*(storage.append_history(step(each)) for each in ids))
 
     assert errors(answers) == {}
