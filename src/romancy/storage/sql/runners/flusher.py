@@ -160,7 +160,7 @@ class Flusher:
     def plays_solo(self, touches: Touches) -> bool:
         """Whether the running task comes again and again, and nobody else does: then there is no company to wait for.
 
-        Of many that come at the same time, after a while without anybody, none would wait for the others.
+        A task that was not seen alone before is queued: it may be the first of many that come at the same time.
         """
         if self._queues or self._busy or touches.alike is not None:
             return False
