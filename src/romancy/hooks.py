@@ -107,6 +107,8 @@ class Observers:
 
     def workflow(self, instance_id: str, workflow_name: str, *, resumed: bool) -> WatchedWorkflow:
         """Tell that a worker begins with an instance."""
+        if not self.anybody:
+            return UNWATCHED_WORKFLOW
         return WatchedWorkflow(self, instance_id=instance_id, workflow_name=workflow_name, resumed=resumed)
 
     def step(self, **about: Any) -> WatchedStep:
@@ -121,9 +123,8 @@ class WatchedWorkflow:
         self._observers = observers
         self._about = about
         self._since = time.monotonic()
-        self._ended = not observers.anybody
-        if observers.anybody:
-            observers.tell("on_workflow_started", WorkflowEvent(**about))
+        self._ended = False
+        observers.tell("on_workflow_started", WorkflowEvent(**about))
 
     def finished(self, status: str, error_type: str | None = None) -> None:
         self._end("on_workflow_finished", status=status, error_type=error_type)
@@ -139,6 +140,18 @@ class WatchedWorkflow:
             self._ended = True
             event = WorkflowEvent(**self._about, **how, duration_sec=time.monotonic() - self._since)
             self._observers.tell(name, event)
+
+
+class _UnwatchedWorkflow(WatchedWorkflow):
+    """A worker's time with an instance that nobody wants to hear of."""
+
+    def __init__(self) -> None: ...
+
+    def finished(self, status: str, error_type: str | None = None) -> None: ...
+
+    def suspended(self, reason: str) -> None: ...
+
+    def parked(self, reason: str, error_type: str | None = None) -> None: ...
 
 
 class WatchedStep:
@@ -186,4 +199,5 @@ class _UnwatchedStep(WatchedStep):
 
 
 NOBODY = Observers()
+UNWATCHED_WORKFLOW = _UnwatchedWorkflow()
 UNWATCHED = _UnwatchedStep(NOBODY, {})

@@ -16,7 +16,7 @@ from romancy import (
     compensate_with,
     workflow,
 )
-from romancy.storage import SQLStorage, TransientStorageError
+from romancy.storage import Lock, SQLStorage, TransientStorageError, WorkflowInstance
 from tests.engine.conftest import QUICK, MakeApp
 from tests.engine.crashing import expire_locks
 from tests.engine.test_messages import until
@@ -170,3 +170,29 @@ async def test_a_cancel_that_is_heard_of_before_the_claims_answer_is_not_forgott
     monkeypatch.setattr(app.storage, "claim_resumable_workflows", claim_and_be_late)
     with pytest.raises(WorkflowCancelledError):
         await (await client.start(charged)).result(10)
+
+
+@workflow
+async def prompt() -> str:
+    return "done"
+
+
+async def test_a_lock_that_is_lost_before_its_run_has_begun_keeps_no_place(make_app: MakeApp) -> None:
+    app = await make_app(prompt, settings=msgspec.structs.replace(DEAF, concurrency=1))
+    executor = app.worker.executor
+    adopt = executor.start
+
+    def start_and_lose(instance: WorkflowInstance, lock: Lock, **how: Any) -> None:
+        adopt(instance, lock, **how)
+        executor.lost(lock)
+
+    executor.start = start_and_lose
+    handle = await app.start(prompt)
+    del executor.start
+
+    async def has_room() -> bool:
+        return executor.room_for("prompt") == 1
+
+    await until(has_room)
+    assert executor.execution_of(handle.id) is None
+    assert await (await app.start(prompt)).result() == "done"

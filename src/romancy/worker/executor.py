@@ -18,7 +18,7 @@ from ..engine.clock import DatabaseClock
 from ..engine.endings import Ended, Ending
 from ..engine.run import INFRASTRUCTURE, Run
 from ..errors import NonDeterminismError, WorkerVanishedError
-from ..hooks import NOBODY
+from ..hooks import NOBODY, UNWATCHED_WORKFLOW
 from ..logs import about, log, outlook
 from ..storage import (
     Lock,
@@ -54,7 +54,13 @@ class Execution:
         self.task: asyncio.Task[None] | None = None
         self.ended: Ended | None = None
         """How the instance ended, if it did."""
-        self.watched = NOBODY.workflow(lock.instance_id, instance.workflow_name, resumed=False)
+        self.watched = UNWATCHED_WORKFLOW
+        self.begun = False
+        """Whether its task has: one that is cancelled before never does, and leaves everything as it is."""
+        self.abandoned = False
+        self._over = False
+        self._waiting: list[asyncio.Future[None]] = []
+        """Those who want to know when it is over."""
 
     @property
     def instance_id(self) -> str:
@@ -62,28 +68,34 @@ class Execution:
 
     async def rest(self, at_most_sec: float) -> None:
         """Wait until this execution is over, but no longer than that."""
-        if self.task is None:
+        if self._over:
             return
         loop = asyncio.get_running_loop()
         told: asyncio.Future[None] = loop.create_future()
-
-        def tell(*_: object) -> None:
-            if not told.done():
-                told.set_result(None)
-
-        alarm = loop.call_later(at_most_sec, tell)
-        self.task.add_done_callback(tell)
+        self._waiting.append(told)
+        alarm = loop.call_later(at_most_sec, _tell, told)
         try:
             await told
         finally:
             alarm.cancel()
-            self.task.remove_done_callback(tell)
+            self._waiting.remove(told)
+
+    def end(self) -> None:
+        """Tell those who wait for it that it is over."""
+        self._over = True
+        for told in self._waiting:
+            _tell(told)
 
     def drop_run(self) -> None:
         """Unwind the body, if there is one."""
         if self.run is not None:
             self.run.tear_down()
             self.run = None
+
+
+def _tell(told: asyncio.Future[None]) -> None:
+    if not told.done():
+        told.set_result(None)
 
 
 class Executor:
@@ -176,21 +188,25 @@ class Executor:
         )
 
     async def _execute(self, execution: Execution, before: Execution | None) -> None:
+        execution.begun = True
         try:
-            if before is not None and before.task is not None:
-                # We lost this lock and got it back: what the earlier execution still does must end first.
-                await asyncio.wait({before.task})
-            await self._attempt(execution)
+            await self._attempt(execution, before)
         finally:
             execution.drop_run()
             if self._executions.get(execution.instance_id) is execution:
                 del self._executions[execution.instance_id]
+            execution.end()
             self._on_idle()
 
-    async def _attempt(self, execution: Execution) -> None:
+    async def _attempt(self, execution: Execution, before: Execution | None) -> None:
         """Run until the instance rests; whatever goes wrong, its lock is given back or the instance set aside."""
         instance_id = execution.instance_id
         try:
+            if before is not None and before.task is not None:
+                # We lost this lock and got it back: what the earlier execution still does must end first.
+                await asyncio.wait({before.task})
+            if execution.abandoned:
+                raise LockLostError(instance_id, self._worker_id)
             if await self._backs_off(execution):
                 return
             await self._until_it_rests(execution)
@@ -430,10 +446,11 @@ class Executor:
 
 def _abandon(execution: Execution) -> None:
     """Stop what is being done with a lock that is no longer ours: another worker may be doing the same already."""
+    execution.abandoned = True
     if execution.run is not None:
         execution.run.stop(Ending.LOST)
-    elif execution.task is not None:
-        execution.task.cancel()  # it compensates, or has not begun
+    elif execution.task is not None and execution.begun:
+        execution.task.cancel()  # it compensates, or waits for the one before it
 
 
 def forget_oldest(known: dict[str, Any], most: int) -> None:
