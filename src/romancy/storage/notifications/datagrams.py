@@ -102,7 +102,8 @@ class Meeting:
         try:
             check_private(self._home)
             check_private(self.path)
-            names = [path.name for path in self.path.iterdir() if path.suffix == _SUFFIX]
+            with os.scandir(self.path) as entries:
+                names = [entry.name for entry in entries if entry.name.endswith(_SUFFIX)]
         except FileNotFoundError:
             return []
         return names if len(names) <= _MOST_PEERS else random.sample(names, _MOST_PEERS)

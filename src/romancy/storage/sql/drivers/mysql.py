@@ -218,6 +218,12 @@ class MySQLDriver(Driver):
             return f"SET STATEMENT max_statement_time = {seconds:.3f} FOR {query}"
         return query.replace("SELECT", f"SELECT /*+ MAX_EXECUTION_TIME({max(1, round(seconds * 1000))}) */", 1)
 
+    def as_one_message(self, statements: list[str]) -> str:
+        """Statements in a transaction; with an error the server stops, and leaves the transaction open."""
+        if self.is_mariadb:  # as one statement, which is answered once: each answer by itself wakes whoever reads
+            return ";".join(["BEGIN NOT ATOMIC START TRANSACTION", *statements, "COMMIT", "END"])
+        return ";".join(["BEGIN", *statements, "COMMIT"])
+
     def for_many(self, many: Many, rows: int) -> str:
         """An insert of many rows; on MariaDB it answers with the id and the key of each it has inserted."""
         insert = self._with_rows(many.mysql, tuple(many.columns), rows)

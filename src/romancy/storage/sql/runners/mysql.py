@@ -260,12 +260,12 @@ class MySQLConnection(Connection):
         # SET, which is answered with less than SELECT.
         all_found = f"SET @romancy_found = IF(ROW_COUNT() = {rows}, 1, (SELECT 1 UNION ALL SELECT 2))"
         try:
-            await self._read(self.raw.query(";".join(["BEGIN", first, all_found, *others, "COMMIT"])))
+            await self._read(self.raw.query(self._driver.as_one_message([first, all_found, *others])))
             while self.raw._result.has_next:
                 await self._read(self.raw.next_result())
         except my.MySQLError as error:
-            if not self.broken and self.in_transaction:
-                await self.rollback()
+            if not self.broken:
+                await self.rollback()  # an error does not say whether a transaction is open
             if error_code(error) not in (_TWO_ROWS, _DUPLICATE):
                 raise
             return False
