@@ -238,7 +238,7 @@ class Activity(Generic[P, T]):
         token = CURRENT_ACTIVITY.set(context)
         try:
             if self.transactional:
-                await run.in_turn(lambda: self._in_transaction(run, step, context))
+                await run.in_turn(self._in_transaction, run, step, context)
                 return None
             value = await self._timed(step)
         except (LockLostError, OutcomeUnknownError, TransientStorageError):
@@ -297,6 +297,11 @@ class Activity(Generic[P, T]):
             result = self.signature.encode_result(await self._timed(step))
             return await self._write(run, step, result, context)
 
+    async def _write_together(self, run: Run, step: Step, result: str, context: ActivityContext) -> HistoryEvent:
+        """The outbox events and the history row: one transaction."""
+        async with run.storage.transaction():
+            return await self._write(run, step, result, context)
+
     async def _record_result(self, run: Run, step: Step, value: Any, context: ActivityContext) -> Failure | None:
         """Write what a plain activity has returned and emitted; a Failure if the storage will never take it."""
         try:
@@ -305,13 +310,8 @@ class Activity(Generic[P, T]):
                 at = run.timestamp()
                 outcome = Outcome(self.name, result=msgspec.Raw(result.encode()), at=at)
                 await run.record(self._completed(run, step, result, at), outcome)
-                return None
-
-            async def write() -> HistoryEvent:
-                async with run.storage.transaction():
-                    return await self._write(run, step, result, context)
-
-            await run.in_turn(write)
+            else:
+                await run.in_turn(self._write_together, run, step, result, context)
         except (SerializationError, OutboxEventExistsError, *UNSTORABLE) as error:
             return Failure(error, took_effect=True)
         return None

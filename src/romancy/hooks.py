@@ -199,5 +199,5 @@ class _UnwatchedStep(WatchedStep):
 
 
 NOBODY = Observers()
-UNWATCHED_WORKFLOW = _UnwatchedWorkflow()
+UNWATCHED_WORKFLOW: WatchedWorkflow = _UnwatchedWorkflow()
 UNWATCHED = _UnwatchedStep(NOBODY, {})

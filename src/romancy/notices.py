@@ -14,16 +14,30 @@ log = logging.getLogger("romancy")
 
 
 async def hear(storage: SQLStorage, handlers: Mapping[str, Callable[[Hint], None]]) -> None:
-    """Pass hints on, each to whom its topic concerns.
+    """Pass hints on, each to whom its topic concerns: at once, so handlers must be quick.
 
     A listener that cannot be opened is tried again, since polls find everything anyway.
     """
+
+    def pass_on(hints: list[Hint]) -> None:
+        for hint in hints:
+            handle = handlers.get(hint.topic)
+            if handle is None:
+                continue
+            try:
+                handle(hint)
+            except Exception:
+                log.exception("a hint of %s could not be followed; polls find what it announced", hint.topic)
+
     while True:
         try:
-            async with storage.listen(handlers) as hints:
-                handlers[CATCH_UP.topic](CATCH_UP)  # what was said before we listened
-                async for hint in hints:
-                    handlers[hint.topic](hint)
+            await storage.wakeups.join(pass_on)
         except Exception as error:
             log.warning("cannot listen for hints yet: %s", error)
             await asyncio.sleep(1.0)
+            continue
+        try:
+            pass_on([CATCH_UP])  # what was said before we listened
+            await asyncio.get_running_loop().create_future()  # until we are cancelled
+        finally:
+            await storage.wakeups.leave(pass_on)

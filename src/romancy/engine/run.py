@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, ParamSpec
 
 import msgspec
 
@@ -58,6 +58,8 @@ from .clock import DatabaseClock
 from .endings import Ended, Ending, Recur, Teardown
 from .loop import WorkflowLoop, WorkflowTask
 from .steps import ACTIVITY, CALL, Kind, Outcome, Step, recorded_outcome, step_id
+
+P = ParamSpec("P")
 
 log = logging.getLogger("romancy")
 
@@ -628,17 +630,28 @@ class Run:
         number = task.calls[name] = task.calls.get(name, 0) + 1
         return step_id(task.path, name, number)
 
-    def ask(self, kind: Kind, name: str, step: str | None = None, **details: Any) -> Step:
+    def ask(
+        self,
+        kind: Kind,
+        name: str,
+        step: str | None = None,
+        *,
+        input_json: str = "{}",
+        decode: Callable[[msgspec.Raw], Any] = msgspec.json.decode,
+        wait: Wait | None = None,
+        fire: Callable[[], None] | None = None,
+    ) -> Step:
         """Ask for a step; its future is what the body waits for."""
         if self._tearing_down:
             self._teardowns += 1
             if self._teardowns <= _MOST_TEARDOWNS:
                 raise Teardown
-        asked = Step(step or self.next_step_id(name), kind, name, self.loop.create_future(), **details)
+        future = self.loop.create_future()
+        asked = Step(step or self.next_step_id(name), kind, name, future, input_json, decode, wait, fire)
         if self._tearing_down:
             return asked  # it is never settled: a body that swallows every Teardown would else never come to rest
         asked.on_done = functools.partial(self._on_done, asked)
-        asked.future.add_done_callback(asked.on_done)
+        future.add_done_callback(asked.on_done)
         self._pending[asked.id] = asked
         self._new[asked.id] = asked
         return asked
@@ -793,10 +806,10 @@ class Run:
         else:
             self.deliver(event, outcome)
 
-    async def in_turn(self, write: Callable[[], Awaitable[HistoryEvent]]) -> None:
+    async def in_turn(self, write: Callable[P, Awaitable[HistoryEvent]], *args: P.args, **kwargs: P.kwargs) -> None:
         """Run a transaction of this run that records a step itself, while nobody else of it writes."""
         async with self._writing:
-            self.deliver(await write())
+            self.deliver(await write(*args, **kwargs))
 
     def event(self, step: str, event_type: HistoryEventType, data: str, at: float | None = None) -> HistoryEvent:
         """A history event of this instance, with the time at which the body sees it."""

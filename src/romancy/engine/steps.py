@@ -13,7 +13,8 @@ import msgspec
 
 from ..errors import NonDeterminismError, ReceiveTimeoutError
 from ..serialization import StoredError, fingerprint
-from ..storage import ChannelWait, HistoryEvent, HistoryEventType, InstanceWait, TimerSubscription
+from ..storage import HistoryEvent, HistoryEventType, TimerSubscription
+from ..storage.models import Wait
 
 LONGEST_ID = 255
 _LONGEST_PATH = 100
@@ -117,12 +118,10 @@ class Step:
         kind: Kind,
         name: str,
         future: asyncio.Future[Any],
-        *,
-        input_json: str = "{}",
-        decode: Callable[[msgspec.Raw], Any] = msgspec.json.decode,
-        perform: Callable[[], Awaitable[None]] | None = None,
-        wait: TimerSubscription | ChannelWait | InstanceWait | None = None,
-        fire: Callable[[], None] | None = None,
+        input_json: str,
+        decode: Callable[[msgspec.Raw], Any],
+        wait: Wait | None,
+        fire: Callable[[], None] | None,
     ) -> None:
         self.id = step_id
         self.kind = kind
@@ -130,7 +129,7 @@ class Step:
         self.future = future
         self.input_json = input_json
         self.decode = decode
-        self.perform = perform
+        self.perform: Callable[[], Awaitable[None]] | None = None
         """How to do it, live: activities and calls."""
         self.wait = wait
         """What to wait for: timers, receives, children."""

@@ -77,12 +77,11 @@ def digest(hints: Iterable[Hint]) -> list[Hint]:
 
 def _subject(hint: Hint) -> str:
     """What a listener does not have to be told of twice."""
-    said = told(hint)
     match hint.topic:
         case "workflow_channel_message":
-            return said.channel
+            return told(hint).channel
         case "workflow_resumable":
-            return said.workflow_name
+            return told(hint).workflow_name
         case "workflow_outbox_pending":
             return ""
     return hint.payload
