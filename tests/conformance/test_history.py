@@ -3,6 +3,7 @@
 import asyncio
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 
 from romancy.storage import (
@@ -265,6 +266,26 @@ async def test_history_is_read_in_pages_by_id(harness: Harness, storage: SQLStor
     assert await storage.get_history_count(instance_id) == 5
     assert await storage.get_history_count(other) == 1
     assert await storage.get_history_count("nobody") == 0
+
+
+async def test_a_page_for_replay_lacks_only_the_times_of_completed_steps(harness: Harness, storage: SQLStorage) -> None:
+    instance_id = await with_steps(harness, storage, 2)
+    await storage.append_history(step(instance_id, "sleep:1", event_type="TimerExpired"))
+    await storage.append_history(step(instance_id, "call:1#1", event_type="ActivityFailed"))
+    whole = await storage.get_history_paginated(instance_id)
+    replayed = await storage.get_history_paginated(instance_id, for_replay=True)
+    assert all(event.created_at is not None for event in whole.events)
+    assert [event.created_at is None for event in replayed.events] == [True, True, False, False]
+    assert replayed.events == [
+        msgspec.structs.replace(event, created_at=None) if event.event_type == "ActivityCompleted" else event
+        for event in whole.events
+    ]
+    first = await storage.get_history_paginated(instance_id, 0, 1, for_replay=True)
+    assert (first.events, first.has_more) == (replayed.events[:1], True)
+    assert await storage.get_history_paginated(instance_id, first.events[0].id or 0, 9, for_replay=True) == (
+        replayed.events[1:],
+        False,
+    )
 
 
 async def test_one_step_can_be_looked_up(harness: Harness, storage: SQLStorage) -> None:

@@ -93,6 +93,9 @@ FRAGMENTS.update(
     ),
     not_anothers="({text:owner} IS NULL OR lease_owner IS NULL OR lease_owner = :owner OR lease_until <= {now})",
     history_columns=columns(HistoryEvent),
+    replayed_columns=columns(
+        HistoryEvent, created_at="CASE WHEN event_type = 'ActivityCompleted' THEN NULL ELSE created_at END"
+    ),
     timer_columns=columns(TimerSubscription, "t"),
     compensation_columns=columns(CompensationEntry),
     message_columns=columns(ChannelMessage, "m"),

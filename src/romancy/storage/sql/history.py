@@ -108,6 +108,15 @@ class History(Manager):
         row=HistoryEvent,
     )
 
+    # To read a time costs a tenth of what replaying a step does, and of a completed one nobody wants to know it.
+    _page_to_replay = sql(
+        """
+        SELECT {replayed_columns} FROM workflow_history
+         WHERE instance_id = :instance_id AND id > {any_id:after_id}
+         ORDER BY id LIMIT :limit""",
+        row=HistoryEvent,
+    )
+
     _count = sql("SELECT COUNT(*) FROM workflow_history WHERE instance_id = :instance_id")
 
     def append_history(self, event: HistoryEvent, *, lock: Lock | None = None) -> Coroutine[Any, Any, Appended]:
@@ -187,10 +196,13 @@ class History(Manager):
         return recorded
 
     @operation(reads=True)
-    async def get_history_paginated(self, instance_id: str, after_id: int = 0, limit: int = 100) -> HistoryPage:
+    async def get_history_paginated(
+        self, instance_id: str, after_id: int = 0, limit: int = 100, *, for_replay: bool = False
+    ) -> HistoryPage:
         wanted = page_size(limit)
         check_key("instance_id", instance_id)
-        events = await self._page.all(instance_id=instance_id, after_id=row_id(after_id), limit=wanted + 1)
+        page = self._page_to_replay if for_replay else self._page
+        events = await page.all(instance_id=instance_id, after_id=row_id(after_id), limit=wanted + 1)
         return HistoryPage(events[:wanted], has_more=len(events) > wanted)
 
     @operation(reads=True, by_key=True)
