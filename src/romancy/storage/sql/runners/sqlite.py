@@ -54,7 +54,7 @@ _QUICK_COMMIT_SEC = 0.005
 """The event loop may stand still for so long; when a commit has taken longer, the thread commits for a while."""
 _MOST_HERE = 32
 """So many single statements take about a millisecond."""
-_LONGEST_SOLO_SEC = 0.001
+_LONGEST_SOLO_SEC = 0.002
 """So long a caller without company is served where it stands before the event loop has to come round."""
 _LONGEST_LOG_BYTES = 16 << 20
 _READERS = 4

@@ -39,6 +39,8 @@ class Company:
 
     def without_those_served(self, connection: sqlite3.Connection, batch: list[Job]) -> list[Job]:
         """Serve whom one statement can serve together; the others, who are to run one by one."""
+        if len(batch) == 1:
+            return batch
         looking: dict[Hashable, list[Job]] = {}
         writing: dict[Hashable, list[Job]] = {}
         for job in batch:
