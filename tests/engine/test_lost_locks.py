@@ -196,3 +196,57 @@ async def test_a_lock_that_is_lost_before_its_run_has_begun_keeps_no_place(make_
     await until(has_room)
     assert executor.execution_of(handle.id) is None
     assert await (await app.start(prompt)).result() == "done"
+
+
+async def test_an_instance_that_was_just_started_is_given_back_by_who_stops(
+    storage: SQLStorage, make_app: MakeApp
+) -> None:
+    app = await make_app(charged, settings=DEAF)
+    handle = await app.start(charged)
+    await app.worker.executor.stop(0.0)  # its task had no chance to begin yet
+    instance = await storage.get_instance(handle.id)
+    assert instance is not None
+    assert instance.locked_by is None
+    assert app.worker.executor.execution_of(handle.id) is None
+
+
+@activity
+async def stubborn() -> None:
+    log.append("began")
+    try:
+        while "enough" not in log:
+            await asyncio.sleep(0.01)
+    except asyncio.CancelledError:
+        while "enough" not in log:
+            await asyncio.sleep(0.01)
+        raise
+    finally:
+        log.append("ended")
+
+
+@workflow
+async def unhurried() -> None:
+    await stubborn()
+
+
+async def test_whoever_takes_an_instance_the_third_time_waits_for_the_first(
+    storage: SQLStorage, make_app: MakeApp
+) -> None:
+    app = await make_app(unhurried, settings=DEAF)
+    handle = await begun(app, unhurried)
+    executor = app.worker.executor
+
+    async def taken_again(before: Any) -> bool:
+        return executor.execution_of(handle.id) is not before
+
+    try:
+        for _ in range(2):
+            running = executor.execution_of(handle.id)
+            await expire_locks(storage)
+            await until(lambda running=running: taken_again(running))
+        await asyncio.sleep(0.1)
+        assert log == ["began"]
+    finally:
+        log.append("enough")
+    await handle.result()
+    assert log == ["began", "enough", "ended", "began", "ended"]

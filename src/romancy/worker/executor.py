@@ -55,9 +55,10 @@ class Execution:
         self.ended: Ended | None = None
         """How the instance ended, if it did."""
         self.watched = UNWATCHED_WORKFLOW
-        self.begun = False
-        """Whether its task has: one that is cancelled before never does, and leaves everything as it is."""
         self.abandoned = False
+        """Whether its lock was lost; it looks when it begins, and is told otherwise from then on."""
+        self.begun = False
+        """Whether it has, after what an earlier execution of the instance still had to do."""
         self._over = False
         self._waiting: list[asyncio.Future[None]] = []
         """Those who want to know when it is over."""
@@ -188,7 +189,6 @@ class Executor:
         )
 
     async def _execute(self, execution: Execution, before: Execution | None) -> None:
-        execution.begun = True
         try:
             await self._attempt(execution, before)
         finally:
@@ -205,6 +205,7 @@ class Executor:
             if before is not None and before.task is not None:
                 # We lost this lock and got it back: what the earlier execution still does must end first.
                 await asyncio.wait({before.task})
+            execution.begun = True
             if execution.abandoned:
                 raise LockLostError(instance_id, self._worker_id)
             if await self._backs_off(execution):
@@ -434,6 +435,7 @@ class Executor:
         self._stopping = True
         if self.tasks and drain_sec > 0:
             await asyncio.wait(self.tasks, timeout=drain_sec)
+        await asyncio.sleep(0)  # a task that is cancelled before its first step never takes it: no lock is given back
         tasks = self.tasks
         for task in tasks:
             task.cancel()
@@ -450,7 +452,7 @@ def _abandon(execution: Execution) -> None:
     if execution.run is not None:
         execution.run.stop(Ending.LOST)
     elif execution.task is not None and execution.begun:
-        execution.task.cancel()  # it compensates, or waits for the one before it
+        execution.task.cancel()  # it compensates
 
 
 def forget_oldest(known: dict[str, Any], most: int) -> None:

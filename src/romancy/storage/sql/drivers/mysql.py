@@ -219,7 +219,7 @@ class MySQLDriver(Driver):
         return query.replace("SELECT", f"SELECT /*+ MAX_EXECUTION_TIME({max(1, round(seconds * 1000))}) */", 1)
 
     def as_one_message(self, statements: list[str]) -> str:
-        """Statements in a transaction; with an error the server stops, and leaves the transaction open."""
+        """Statements in a transaction, which may stay open where an error ends them."""
         if self.is_mariadb:  # as one statement, which is answered once: each answer by itself wakes whoever reads
             return ";".join(["BEGIN NOT ATOMIC START TRANSACTION", *statements, "COMMIT", "END"])
         return ";".join(["BEGIN", *statements, "COMMIT"])

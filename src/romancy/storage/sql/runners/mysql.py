@@ -59,6 +59,7 @@ _CONFLICTS = {
 }
 _LOST = {1053, 1152, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2055, 4031, 0}
 _WRONG_ADDRESS = {1044, 1045, 1049, 1698, 1130, 2059, 2061}
+_INTERRUPTED = {1317, 1969}  # of which MariaDB also speaks when all that a statement of several has to do is done
 _GIVEN_UP = {1969, 3024}  # a statement's own time limit, of MariaDB and of MySQL
 _NO_SCHEMA = {1146, 1054, 1305}
 
@@ -124,11 +125,18 @@ class MySQLConnection(Connection):
         try:
             done = await self.execute(query)
         except Exception:
-            if not self.broken:
-                await self.rollback()
+            await self._undo()
             raise
         await self.commit()
         return int(done)
+
+    async def _undo(self) -> None:
+        """Roll back; a connection that refuses even that is nobody's any more, and the server rolls back."""
+        try:
+            if not self.broken:
+                await self.rollback()
+        except Exception:
+            self.abort()
 
     async def execute_together(self, queries: Sequence[Query[Any]]) -> list[Any]:
         answers = {number: await self.execute(query) for number, query in enumerate(queries) if query.statement.then}
@@ -264,8 +272,9 @@ class MySQLConnection(Connection):
             while self.raw._result.has_next:
                 await self._read(self.raw.next_result())
         except my.MySQLError as error:
-            if not self.broken:
-                await self.rollback()  # an error does not say whether a transaction is open
+            await self._undo()  # an error does not say whether a transaction is open
+            if self._driver.is_mariadb and error_code(error) in _INTERRUPTED:
+                raise my.InternalError(f"it was interrupted, perhaps after its COMMIT: {error}") from error
             if error_code(error) not in (_TWO_ROWS, _DUPLICATE):
                 raise
             return False
