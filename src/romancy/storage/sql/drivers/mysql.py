@@ -79,8 +79,8 @@ class MySQLDriver(Driver):
         return "FOR UPDATE SKIP LOCKED"
 
     def through_index(self, index: str) -> str:
-        # MariaDB else reads all newer instances again for each further page, and for the next message of a channel all
-        # that was received, if even more was not.
+        # MariaDB else reads all newer instances again for each further page, for each page of a history all before it,
+        # and for the next message of a channel all that was received, if even more was not.
         return f"FORCE INDEX ({index})"
 
     def keys_unchanged(self) -> str:
