@@ -133,7 +133,8 @@ async def test_a_storage_that_is_used_in_a_body_goes_on_working_for_others(
 
     async def noticed() -> bool:
         instance = await handle.instance()
-        return instance.parked_reason is not None or instance.status is WorkflowStatus.FAILED
+        ended = app.worker.executor.execution_of(handle.id) is None  # until then its event loop is there
+        return ended and (instance.parked_reason is not None or instance.status is WorkflowStatus.FAILED)
 
     await until(noticed)
     async with asyncio.timeout(5):
