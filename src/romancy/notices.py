@@ -14,10 +14,7 @@ log = logging.getLogger("romancy")
 
 
 async def hear(storage: SQLStorage, handlers: Mapping[str, Callable[[Hint], None]]) -> None:
-    """Pass hints on, each to whom its topic concerns: at once, so handlers must be quick.
-
-    A listener that cannot be opened is tried again, since polls find everything anyway.
-    """
+    """Pass hints on, each to whom its topic concerns: at once, so handlers must be quick."""
 
     def pass_on(hints: list[Hint]) -> None:
         for hint in hints:
@@ -29,15 +26,9 @@ async def hear(storage: SQLStorage, handlers: Mapping[str, Callable[[Hint], None
             except Exception:
                 log.exception("a hint of %s could not be followed; polls find what it announced", hint.topic)
 
-    while True:
-        try:
-            await storage.wakeups.join(pass_on)
-        except Exception as error:
-            log.warning("cannot listen for hints yet: %s", error)
-            await asyncio.sleep(1.0)
-            continue
-        try:
-            pass_on([CATCH_UP])  # what was said before we listened
-            await asyncio.get_running_loop().create_future()  # until we are cancelled
-        finally:
-            await storage.wakeups.leave(pass_on)
+    await storage.wakeups.join(pass_on)
+    try:
+        pass_on([CATCH_UP])  # what was said before we listened
+        await asyncio.get_running_loop().create_future()  # until we are cancelled
+    finally:
+        await storage.wakeups.leave(pass_on)

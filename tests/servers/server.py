@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit, urlunsplit
 
 MAX_CONNECTIONS = 300
-START_TIMEOUT_SECONDS = 60
+START_TIMEOUT_SECONDS = 120
 STOP_TIMEOUT_SECONDS = 60
 
 # The servers see none of our environment: no PGPORT, no LANG, no MYSQL_HOME shall change what they do.
