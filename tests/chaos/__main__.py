@@ -49,10 +49,9 @@ class Chaos:
             )
         )
 
-    async def kill_at_random(self) -> None:
+    async def kill_at_random(self, enough: asyncio.Event) -> None:
         """Kill one worker after another, each replaced at once."""
-        while True:
-            await asyncio.sleep(self._rng.uniform(0.5, 3.0))
+        while not await came_within(self._rng.uniform(0.5, 3.0), enough):
             await self.kill(self._rng.choice(self._workers))
             await self.start_worker()
 
@@ -73,11 +72,18 @@ class Chaos:
             await self.kill(worker)
 
 
-async def restart_now_and_then(server: object, seconds: float) -> None:
-    while True:
-        await asyncio.sleep(seconds)
+async def restart_now_and_then(server: object, seconds: float, enough: asyncio.Event) -> None:
+    while not await came_within(seconds, enough):
         await server.restart()  # type: ignore[attr-defined]
         say("the database was restarted")
+
+
+async def came_within(seconds: float, event: asyncio.Event) -> bool:
+    """Whether it did. Troubles end between two of them: one that is cancelled half-way leaves no database behind."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
 
 
 async def persistently(work: object) -> object:
@@ -97,16 +103,14 @@ async def torment(url: str, server: object, options: argparse.Namespace) -> bool
             await client.storage.conn().execute(table)
         async with Chaos(url, options.workers, rng) as chaos:
             say(f"{options.workers} workers, {options.workflows} workflows on {client.shown_url}, seed {options.seed}")
-            troubles = [asyncio.create_task(chaos.kill_at_random())]
-            if server is not None:
-                troubles.append(asyncio.create_task(restart_now_and_then(server, options.restart_sec)))
-            try:
+            enough = asyncio.Event()
+            async with asyncio.TaskGroup() as troubles:
+                troubles.create_task(chaos.kill_at_random(enough))
+                if server is not None:
+                    troubles.create_task(restart_now_and_then(server, options.restart_sec, enough))
                 await feed(client, options)
                 say("all are started; waiting for them to finish")
-            finally:
-                for trouble in troubles:
-                    trouble.cancel()
-                await asyncio.gather(*troubles, return_exceptions=True)
+                enough.set()
             results = await gather_results(client, options)
             say(f"{chaos.kills} workers were killed")
         return await judge(client, results)
