@@ -29,7 +29,7 @@ from romancy.storage import ChannelMode, OutboxEvent, OutboxStatus, SQLStorage, 
 from tests.engine.conftest import MakeApp
 
 
-async def until(condition: object, timeout: float = 10) -> None:
+async def until(condition: object, timeout: float = 30) -> None:
     """Wait until an async condition holds."""
     async with asyncio.timeout(timeout):
         while not await condition():  # type: ignore[operator]

@@ -181,7 +181,7 @@ async def test_sigterm_hands_everything_back(harness: Harness) -> None:
         async def taken() -> bool:
             return (await handle.instance()).locked_by is not None
 
-        await until(taken, 30)
+        await until(taken)
         process.terminate()
         assert await asyncio.wait_for(process.wait(), 20) == 0
         assert (await handle.instance()).locked_by is None
