@@ -103,8 +103,8 @@ class History(Manager):
     _page = sql(
         """
         SELECT {history_columns} FROM workflow_history {through_index:romancy_history_pages}
-         WHERE instance_id = :instance_id AND id > {any_id:after_id}
-         ORDER BY id LIMIT :limit""",
+         WHERE {key_of_page:instance_id} AND id > {any_id:after_id}
+         ORDER BY {order_of_page:instance_id, id} LIMIT {limit_of_page:limit}""",
         row=HistoryEvent,
     )
 
@@ -112,8 +112,8 @@ class History(Manager):
     _page_to_replay = sql(
         """
         SELECT {replayed_columns} FROM workflow_history {through_index:romancy_history_pages}
-         WHERE instance_id = :instance_id AND id > {any_id:after_id}
-         ORDER BY id LIMIT :limit""",
+         WHERE {key_of_page:instance_id} AND id > {any_id:after_id}
+         ORDER BY {order_of_page:instance_id, id} LIMIT {limit_of_page:limit}""",
         row=HistoryEvent,
     )
 

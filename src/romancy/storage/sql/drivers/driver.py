@@ -91,6 +91,9 @@ class Driver(ABC):
             "in": lambda argument: self.is_in(*identifiers(argument)),
             "among": lambda argument: self.is_among(*identifiers(argument)),
             "through_index": self.through_index,
+            "key_of_page": self.key_of_page,
+            "order_of_page": lambda argument: self.order_of_page(*identifiers(argument)),
+            "limit_of_page": self.limit_of_page,
             "ascii_lower": self.ascii_lower,
             "position": lambda argument: self.position(*identifiers(argument)),
             "greatest": lambda argument: self.greatest(*split_arguments(argument)),
@@ -179,6 +182,20 @@ class Driver(ABC):
     def unforeseen(self, parameter: str) -> str:
         """A parameter whose value the planner must not count on."""
         return parameter
+
+    # A page of the rows with one key, in the order of the index by that key and something else, which must be used.
+
+    def key_of_page(self, column: str) -> str:
+        """The key's column equals the parameter of its name."""
+        return f"{column} = :{column}"
+
+    def order_of_page(self, key: str, column: str) -> str:
+        """By which the rows are sorted: the key is the same in all of them."""
+        return column
+
+    def limit_of_page(self, parameter: str) -> str:
+        """How many rows are asked for."""
+        return f":{parameter}"
 
     def hidden(self, column: str) -> str:
         """A text column that the planner must not search an index by, where it cannot be told which one to take."""

@@ -46,6 +46,19 @@ class PostgresDriver(Driver):
         # Told that most instances are completed, it reads through the newest of any status until enough turn up.
         return f"(SELECT {parameter}::text)"
 
+    # Else it may look for the rows among everybody's by primary key, or read all that have the key and sort them, by
+    # statistics that are about other keys, old, or missing. Of an array, even of one, it does not know that the key is
+    # the same in all rows: no other index has their order. And with a limit that it does not know, it begins quickly.
+
+    def key_of_page(self, column: str) -> str:
+        return f"{column} = ANY(ARRAY[(SELECT :{column}::text)])"
+
+    def order_of_page(self, key: str, column: str) -> str:
+        return f"{key}, {column}"
+
+    def limit_of_page(self, parameter: str) -> str:
+        return f"(SELECT :{parameter}::bigint)"
+
     def hidden(self, column: str) -> str:
         return f"({column} || '')"
 
