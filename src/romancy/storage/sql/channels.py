@@ -49,6 +49,15 @@ def pending_broadcast(columns: str) -> str:
          ORDER BY id LIMIT :limit"""
 
 
+def pending_broadcast_by_id(columns: str) -> str:
+    """The same for MySQL and MariaDB, which keep what a UNION finds: with payloads, in a table that is made on disk."""
+    return f"""
+        SELECT {columns}
+          FROM ({pending_broadcast("m.id")}) pending
+          STRAIGHT_JOIN channel_messages m {{through_index:PRIMARY}} ON m.id = pending.id
+         ORDER BY pending.id"""
+
+
 def pending_competing(columns: str) -> str:
     """What nobody else has claimed, in order."""
     return f"""
@@ -141,7 +150,9 @@ class Channels(Ending):
         row=ChannelMessage,
     )
 
-    _pending_broadcast = sql(pending_broadcast("{message_columns}"), row=ChannelMessage)
+    _pending_broadcast = sql(
+        pending_broadcast("{message_columns}"), mysql=pending_broadcast_by_id("{message_columns}"), row=ChannelMessage
+    )
 
     _pending_competing = sql(pending_competing("{message_columns}"), row=ChannelMessage)
 

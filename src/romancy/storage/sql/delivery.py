@@ -27,7 +27,7 @@ from ..models import (
     Lock,
     WorkflowStatus,
 )
-from .channels import Channels, pending_broadcast, pending_competing
+from .channels import Channels, pending_broadcast, pending_broadcast_by_id, pending_competing
 from .checks import check_key, check_optional_key, page_size
 from .envelopes import EDDA, ROMANCY_GO, readable, received_event, timeout_event
 from .operation import operation
@@ -78,7 +78,7 @@ class Delivery(Channels, Timers):
         row=Awaiting,
     )
 
-    _next_broadcast = sql(pending_broadcast(_PENDING), row=Pending)
+    _next_broadcast = sql(pending_broadcast(_PENDING), mysql=pending_broadcast_by_id(_PENDING), row=Pending)
 
     _next_competing = sql(pending_competing(_PENDING), row=Pending)
 
