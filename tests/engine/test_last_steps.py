@@ -187,8 +187,11 @@ async def test_one_that_ends_while_another_is_being_recorded_waits_for_its_own_r
     app: App = await make_app(side_by_side)
     gate = at_hand["gate"] = asyncio.Event()
     at_hand.update(storage=storage, app=app)
-    asyncio.get_running_loop().call_later(0.1, gate.set)
-    await (await app.start(side_by_side, False)).result(10)
+    handle = await app.start(side_by_side, False)
+    while not await steps_of(storage, handle):
+        await asyncio.sleep(0.01)
+    gate.set()
+    await handle.result(10)
     assert side_by_side.last_steps == {"2/slow:1"}
     happened.clear()
     gate = at_hand["gate"] = asyncio.Event()

@@ -22,6 +22,8 @@ from tests.harness import Harness
 
 CALLERS = 8
 SECONDS = 3.0
+MOST_SECONDS = 30.0
+"""A slow machine may take longer for enough of both."""
 
 
 def interruption(connection: Connection) -> str:
@@ -89,11 +91,11 @@ async def test_nobody_is_told_the_opposite_of_what_has_happened(harness: Harness
             told.setdefault(instance.instance_id, None)
 
     async with interrupted(storage, other) as done:
-        ends = time.monotonic() + SECONDS
-        while time.monotonic() < ends:
+        began, enough = time.monotonic(), False
+        while time.monotonic() < began + (SECONDS if enough else MOST_SECONDS):
             await asyncio.gather(*(live() for _ in range(CALLERS)))
-    assert done["interruptions"] > 20
-    assert list(told.values()).count("completed") > 20
+            enough = done["interruptions"] > 20 and list(told.values()).count("completed") > 20
+    assert enough
     for instance_id, status in told.items():
         found = await other.get_instance(instance_id)
         assert (None if found is None else found.status) == status

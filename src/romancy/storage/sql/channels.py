@@ -19,7 +19,7 @@ from ..turn import Turn
 from . import touches
 from .checks import age_sec, check_batch, check_binary, check_json, check_key, check_optional_json, page_size, row_id
 from .ending import Ending
-from .fragments import claimed_by_another_than, received_by
+from .fragments import left_to, received_by
 from .operation import Hint, operation
 from .statement import sql
 
@@ -32,7 +32,7 @@ _RECEIPTS_MARK = "receipts"
 # Both look where the next message must be: neither reads through what was received long ago, nor sorts what waits.
 
 
-def pending_broadcast(columns: str) -> str:
+def pending_broadcast(columns: str, limit: str = "{limit_of_page:limit}") -> str:
     """What a subscriber of a broadcast has not received, in order."""
     return f"""
         SELECT * FROM (
@@ -40,30 +40,30 @@ def pending_broadcast(columns: str) -> str:
              WHERE m.origin IS NULL AND m.id <= :cursor AND m.id > :cursor - 10000 AND m.channel = :channel
                AND NOT {received_by(":instance_id")}
                AND EXISTS (SELECT 1 FROM workflow_instances i WHERE i.instance_id = :instance_id AND {{keeps_receipts}})
-             ORDER BY m.id LIMIT :limit) late
+             ORDER BY m.id LIMIT {limit}) late
         UNION ALL
         SELECT * FROM (
             SELECT {columns} FROM channel_messages m {{through_index:romancy_messages_queue}}
-             WHERE m.channel = :channel AND m.id > :cursor
-             ORDER BY m.id LIMIT :limit) unread
-         ORDER BY id LIMIT :limit"""
+             WHERE {{key_of_page:m.channel}} AND m.id > :cursor
+             ORDER BY {{order_of_page:m.channel, m.id}} LIMIT {limit}) unread
+         ORDER BY id LIMIT {limit}"""
 
 
-def pending_broadcast_by_id(columns: str) -> str:
+def pending_broadcast_by_id(columns: str, limit: str = "{limit_of_page:limit}") -> str:
     """The same for MySQL and MariaDB, which keep what a UNION finds: with payloads, in a table that is made on disk."""
     return f"""
         SELECT {columns}
-          FROM ({pending_broadcast("m.id")}) pending
+          FROM ({pending_broadcast("m.id", limit)}) pending
           STRAIGHT_JOIN channel_messages m {{through_index:PRIMARY}} ON m.id = pending.id
          ORDER BY pending.id"""
 
 
-def pending_competing(columns: str) -> str:
+def pending_competing(columns: str, limit: str = "{limit_of_page:limit}") -> str:
     """What nobody else has claimed, in order."""
     return f"""
-        SELECT {columns} FROM channel_messages m
-         WHERE m.channel = :channel AND NOT {claimed_by_another_than(":instance_id")}
-         ORDER BY m.id LIMIT :limit"""
+        SELECT {columns} FROM channel_messages m {{through_index:romancy_messages_queue}}
+         WHERE {{key_of_page:m.channel}} AND {left_to(":instance_id")}
+         ORDER BY {{order_of_page:m.channel, m.id}} LIMIT {limit}"""
 
 
 class Channels(Ending):
@@ -106,7 +106,10 @@ class Channels(Ending):
         VALUES (:instance_id, :channel, :mode, :cursor, {now})
         {on_conflict_do_nothing:instance_id, channel}""")
 
-    _newest_id = sql("SELECT COALESCE(MAX(id), 0) FROM channel_messages WHERE channel = :channel")
+    _newest_id = sql("""
+        SELECT COALESCE((
+               SELECT id FROM channel_messages {through_index:romancy_messages_queue}
+                WHERE {key_of_page:channel} ORDER BY {order_of_page:channel, id, DESC} LIMIT 1), 0)""")
 
     # What another framework published may become visible out of order: note what was there, so that a lower id that
     # appears later can be told from one that was there all along.
@@ -146,7 +149,8 @@ class Channels(Ending):
     _messages_after = sql(
         """
         SELECT {message_columns} FROM channel_messages m {through_index:romancy_messages_queue}
-         WHERE m.channel = :channel AND m.id > {any_id:after_id} ORDER BY m.id LIMIT :limit""",
+         WHERE {key_of_page:m.channel} AND m.id > {any_id:after_id}
+         ORDER BY {order_of_page:m.channel, m.id} LIMIT {limit_of_page:limit}""",
         row=ChannelMessage,
     )
 

@@ -78,9 +78,9 @@ class Delivery(Channels, Timers):
         row=Awaiting,
     )
 
-    _next_broadcast = sql(pending_broadcast(_PENDING), mysql=pending_broadcast_by_id(_PENDING), row=Pending)
+    _next_broadcast = sql(pending_broadcast(_PENDING, "1"), mysql=pending_broadcast_by_id(_PENDING, "1"), row=Pending)
 
-    _next_competing = sql(pending_competing(_PENDING), row=Pending)
+    _next_competing = sql(pending_competing(_PENDING, "1"), row=Pending)
 
     _register_wait = sql("""
         INSERT INTO romancy_channel_waits (instance_id, channel, activity_id, timeout_at, created_at)
@@ -273,7 +273,7 @@ class Delivery(Channels, Timers):
         return message
 
     async def _oldest_pending(self, subscription: ChannelSubscription) -> Pending | None:
-        key = {"instance_id": subscription.instance_id, "channel": subscription.channel, "limit": 1}
+        key = {"instance_id": subscription.instance_id, "channel": subscription.channel}
         if subscription.mode is ChannelMode.COMPETING:
             return await self._next_competing.one(**key)
         return await self._next_broadcast.one(**key, cursor=subscription.cursor_message_id)

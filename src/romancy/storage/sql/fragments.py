@@ -36,11 +36,14 @@ def longest_runnable(columns: str, *, status: str = "IN {runnable}", locking: st
          ORDER BY i.runnable_since, i.instance_id LIMIT :limit {locking}"""
 
 
-def claimed_by_another_than(instance: str) -> str:
-    """Claimed by somebody who can still work on it; a finished or deleted owner has let go."""
-    return f"""EXISTS (
+def left_to(instance: str) -> str:
+    """Not claimed by anybody else who can still work on it; a finished or deleted owner has let go."""
+    # For NOT EXISTS, PostgreSQL and MySQL may read all claims first; for IS NULL, PostgreSQL expects hardly any message
+    # to be left, and reads and sorts the whole channel to find one.
+    return f"""COALESCE((
         SELECT 1 FROM channel_message_claims k JOIN workflow_instances o ON o.instance_id = k.instance_id
-         WHERE k.message_id = m.message_id AND k.instance_id <> {instance} AND o.status NOT IN {{finished}})"""
+         WHERE k.message_id = m.message_id AND k.instance_id <> {instance} AND o.status NOT IN {{finished}}
+         LIMIT 1), 0) <> 1"""
 
 
 def received_by(instance: str) -> str:
@@ -64,23 +67,23 @@ FRAGMENTS.update(
         runnable_since = {now}, updated_at = {now}""",
     cursor="{greatest:COALESCE(s.cursor_message_id, 0), COALESCE(d.last_delivered_id, 0)}",
     with_cursor="LEFT JOIN channel_delivery_cursors d ON d.channel = s.channel AND d.instance_id = s.instance_id",
-    claimed_by_another=claimed_by_another_than("s.instance_id"),
+    left_to_subscriber=left_to("s.instance_id"),
     received=received_by("s.instance_id"),
     # A lower id of another framework may appear late. Our receivers have receipts to tell it from what they have had;
     # the others' receivers have only their cursor.
     keeps_receipts="i.framework NOT IN ('python', 'go')",
     late="(m.origin IS NULL AND m.id <= {cursor} AND m.id > {cursor} - 10000 AND NOT {received} AND {keeps_receipts})",
-    pending="""(
-        (s.mode = 'broadcast' AND (m.id > {cursor} OR {late}))
-        OR (s.mode = 'competing' AND NOT {claimed_by_another}))""",
     # Read backwards, one step in the index tells whether a broadcast channel has anything new. MySQL does so only when
     # the order names the index's first column too.
     newest_id="""(
-        SELECT m.id FROM channel_messages m WHERE m.channel = s.channel ORDER BY m.channel DESC, m.id DESC LIMIT 1)""",
+        SELECT m.id FROM channel_messages m {through_index:romancy_messages_queue}
+         WHERE {same_key:m.channel, s.channel} ORDER BY m.channel DESC, m.id DESC LIMIT 1)""",
+    oldest_left_id="""(
+        SELECT m.id FROM channel_messages m {through_index:romancy_messages_queue}
+         WHERE {same_key:m.channel, s.channel} AND {left_to_subscriber} ORDER BY m.channel, m.id LIMIT 1)""",
     has_pending="""(
         (s.mode = 'broadcast' AND {newest_id} > {cursor})
-        OR (s.mode = 'competing' AND EXISTS (
-            SELECT 1 FROM channel_messages m WHERE m.channel = s.channel AND NOT {claimed_by_another})))""",
+        OR (s.mode = 'competing' AND {oldest_left_id} IS NOT NULL))""",
     any_unsettled="EXISTS (SELECT 1 FROM romancy_channels WHERE unsettled_since IS NOT NULL)",
     any_foreign="""EXISTS (
         SELECT 1 FROM channel_messages

@@ -92,6 +92,7 @@ class Driver(ABC):
             "among": lambda argument: self.is_among(*identifiers(argument)),
             "through_index": self.through_index,
             "key_of_page": self.key_of_page,
+            "same_key": lambda argument: self.same_key(*identifiers(argument)),
             "order_of_page": lambda argument: self.order_of_page(*identifiers(argument)),
             "limit_of_page": self.limit_of_page,
             "ascii_lower": self.ascii_lower,
@@ -185,13 +186,17 @@ class Driver(ABC):
 
     # A page of the rows with one key, in the order of the index by that key and something else, which must be used.
 
-    def key_of_page(self, column: str) -> str:
-        """The key's column equals the parameter of its name."""
-        return f"{column} = :{column}"
+    def key_of_page(self, key: str) -> str:
+        """The key equals the parameter of its name."""
+        return self.same_key(key, f":{key.rpartition('.')[2]}")
 
-    def order_of_page(self, key: str, column: str) -> str:
+    def same_key(self, key: str, value: str) -> str:
+        """The key equals what another table has, that is read with it."""
+        return f"{key} = {value}"
+
+    def order_of_page(self, key: str, column: str, direction: str = "ASC") -> str:
         """By which the rows are sorted: the key is the same in all of them."""
-        return column
+        return f"{column} {direction}"
 
     def limit_of_page(self, parameter: str) -> str:
         """How many rows are asked for."""

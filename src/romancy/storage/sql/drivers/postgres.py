@@ -50,11 +50,14 @@ class PostgresDriver(Driver):
     # statistics that are about other keys, old, or missing. Of an array, even of one, it does not know that the key is
     # the same in all rows: no other index has their order. And with a limit that it does not know, it begins quickly.
 
-    def key_of_page(self, column: str) -> str:
-        return f"{column} = ANY(ARRAY[(SELECT :{column}::text)])"
+    def key_of_page(self, key: str) -> str:
+        return self.same_key(key, f"(SELECT :{key.rpartition('.')[2]}::text)")
 
-    def order_of_page(self, key: str, column: str) -> str:
-        return f"{key}, {column}"
+    def same_key(self, key: str, value: str) -> str:
+        return f"{key} = ANY(ARRAY[{value}])"
+
+    def order_of_page(self, key: str, column: str, direction: str = "ASC") -> str:
+        return f"{key} {direction}, {column} {direction}"
 
     def limit_of_page(self, parameter: str) -> str:
         return f"(SELECT :{parameter}::bigint)"
