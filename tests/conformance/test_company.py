@@ -473,11 +473,11 @@ async def test_mysql_is_asked_once_for_all_who_ask_the_same(
     asked.clear()
 
     answers = await together(*(storage.fire_and_claim(timer, "worker-2", 60) for timer in timers))
-    assert [message.split()[0] for message in asked] == ["SELECT", "DELETE", "INSERT", "UPDATE"]
+    assert [message.split()[0] for message in asked] == ["SELECT", "DELETE", "INSERT", "UPDATE", "COMMIT"]
     asked.clear()
 
     await together(*(storage.update_instance_output(w.instance.instance_id, "1", lock=w.lock) for w in answers))
-    assert [message.split()[0] for message in asked] == ["UPDATE", "SELECT"]
+    assert [message.split()[0] for message in asked] == ["UPDATE", "SELECT", "COMMIT"]
 
 
 async def test_mysql_begins_a_transaction_without_company_with_its_first_statement(
@@ -495,7 +495,7 @@ async def test_mysql_begins_a_transaction_without_company_with_its_first_stateme
 
     monkeypatch.setattr(MySQLConnection, "_ask", noted)
     await storage.update_instance_status(lock.instance_id, WorkflowStatus.COMPLETED, lock=lock)
-    assert begins == [True, False, False]
+    assert begins == [True, False, False, False]
     assert await status_of(storage, lock.instance_id) is WorkflowStatus.COMPLETED
 
 

@@ -400,10 +400,13 @@ class Channels(Ending):
         cursors = await self._cursor_of_subscription.value(**key), await self._cursor_of_delivery.value(**key)
         return max(int(cursor or 0) for cursor in cursors)
 
-    async def _advance(self, instance_id: str, channel: str, message_id: int) -> None:
+    async def _advance(self, instance_id: str, channel: str, message_id: int, *, has_cursor: bool = False) -> None:
+        """Move both cursors; whoever holds the instance may know that there is one besides the subscription's."""
         key = {"instance_id": instance_id, "channel": channel, "message_id": message_id}
-        await self._advance_subscription.run(**key)
-        if not await self._advance_cursor.run(**key):
+        await self._advance_subscription.later(**key)
+        if has_cursor:
+            await self._advance_cursor.later(**key)
+        elif not await self._advance_cursor.run(**key):
             await self._add_cursor.run(**key)
 
     @operation(reads=True, by_key=True)

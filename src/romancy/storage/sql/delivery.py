@@ -52,9 +52,12 @@ class News(msgspec.Struct, frozen=True):
 
 
 class Awaiting(ChannelSubscription, frozen=True):
-    """A subscription, and whether the step that waits in it stands in our own table."""
+    """A subscription, and what else is known of the step that waits in it."""
 
     ours: bool = False
+    """Whether it stands in our own table."""
+    has_cursor: bool = False
+    """Whether there is a cursor besides the subscription's own."""
 
 
 class Pending(ChannelMessage, frozen=True):
@@ -70,7 +73,8 @@ class Delivery(Channels, Timers):
         """
         SELECT s.instance_id, s.channel, s.mode, s.id, {cursor}, COALESCE(w.activity_id, s.activity_id),
                COALESCE(w.timeout_at, s.timeout_at), s.subscribed_at,
-               CASE WHEN w.activity_id IS NULL THEN 0 ELSE 1 END
+               CASE WHEN w.activity_id IS NULL THEN 0 ELSE 1 END,
+               CASE WHEN d.instance_id IS NULL THEN 0 ELSE 1 END
           FROM channel_subscriptions s {with_cursor}
           LEFT JOIN romancy_channel_waits w ON w.instance_id = s.instance_id AND w.channel = s.channel
          WHERE s.instance_id = :instance_id AND s.channel = :channel
@@ -278,21 +282,29 @@ class Delivery(Channels, Timers):
             return await self._next_competing.one(**key)
         return await self._next_broadcast.one(**key, cursor=subscription.cursor_message_id)
 
-    async def _deliver(self, event: HistoryEvent, message: Pending, mode: ChannelMode, framework: str) -> HistoryEvent:
+    async def _deliver(
+        self,
+        event: HistoryEvent,
+        message: Pending,
+        mode: ChannelMode,
+        framework: str,
+        *,
+        has_cursor: bool = False,
+    ) -> HistoryEvent:
         """Record a message as received, count it as such, and end the wait for it: together, or not at all."""
         assert message.id is not None, "a stored message has an id"
         instance_id = event.instance_id
         recorded = await self._record_new(event, stored=True)
-        await self._forget_wait.run(instance_id=instance_id, activity_id=event.activity_id)
+        await self._forget_wait.later(instance_id=instance_id, activity_id=event.activity_id)
         if framework in (EDDA, ROMANCY_GO):
-            await self._forget_foreign_wait.run(instance_id=instance_id, channel=message.channel)
+            await self._forget_foreign_wait.later(instance_id=instance_id, channel=message.channel)
         if not isinstance(recorded, int):
             return recorded  # it stands there already, and so does what it took
         if mode is ChannelMode.COMPETING:
-            await self._unclaim.run(message_name=message.message_id)
-            await self._delete_message.run(message_id=message.id)
+            await self._unclaim.later(message_name=message.message_id)
+            await self._delete_message.later(message_id=message.id)
         else:
-            await self._advance(instance_id, message.channel, message.id)
+            await self._advance(instance_id, message.channel, message.id, has_cursor=has_cursor)
             if message.foreign:
                 await self._add_receipt.run(instance_id=instance_id, message_id=message.id)
         return replace(event, id=recorded)
@@ -350,7 +362,9 @@ class Delivery(Channels, Timers):
             return None
         shown = message if awaiting.ours else readable(message, framework)
         event = received_event(instance_id, awaiting.activity_id, shown, framework)
-        return await self._deliver(replace(event, created_at=now), message, awaiting.mode, framework)
+        return await self._deliver(
+            replace(event, created_at=now), message, awaiting.mode, framework, has_cursor=awaiting.has_cursor
+        )
 
     @operation(reads=True)
     async def get_channel_subscribers_waiting(

@@ -18,7 +18,7 @@ from datetime import datetime
 from enum import Enum
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args, get_type_hints, overload
 
 import msgspec
 
@@ -58,6 +58,9 @@ class Query(Generic[T]):
 
     __slots__ = ("params", "statement", "want")
 
+    can_wait: ClassVar[bool] = False
+    """Whether nobody looks at its answer: it may be sent together with what follows, at the latest with COMMIT."""
+
     def __init__(self, statement: Statement[Any], params: Mapping[str, Any], want: Want) -> None:
         self.statement = statement
         self.params = params
@@ -75,6 +78,14 @@ class Query(Generic[T]):
         """What to send to the database."""
         rendered = driver.rendered(self.statement)
         return rendered, rendered.bind(self.params)
+
+
+class Unanswered(Query[Any]):
+    """A write whose answer nobody looks at."""
+
+    __slots__ = ()
+
+    can_wait = True
 
 
 class NativeQuery(Query[T]):
@@ -231,6 +242,10 @@ class Statement(Generic[RowT]):
     def run(self, row: Mapping[str, Any] | None = None, /, **params: Any) -> Query[int]:
         """The number of rows written (on every database: rows matched, not rows changed)."""
         return Query(self, params if row is None else row, COUNT)
+
+    def later(self, **params: Any) -> Query[Any]:
+        """Nothing: it is an update or a delete that is right whatever it finds, and may go with what follows."""
+        return Unanswered(self, params, COUNT)
 
     def insert(self, row: Mapping[str, Any] | None = None, /, **params: Any) -> Query[int | None]:
         """The id of the one row inserted, or None when none was."""

@@ -134,7 +134,7 @@ class Waking(Suspending):
             await self._wake_instance(sleeper.instance_id, sleeper.workflow_name)
             return Woken(instance, event, sleeper.last_id)
         expires_at = sleeper.now + timedelta(seconds=sleeper.lock_timeout_seconds or timeout_sec)
-        await self._wake_and_lock.run(
+        await self._wake_and_lock.later(
             instance_id=sleeper.instance_id, status=status, worker_id=worker_id, expires_at=expires_at
         )
         lock = Lock(sleeper.instance_id, sleeper.lock_token + 1, worker_id, expires_at, status)

@@ -103,9 +103,15 @@ class MySQLConnection(Connection):
         """Whether a message may be of several statements: never where the user's SQL runs."""
         self._begins = False
         """Whether a transaction is to begin with the next message."""
+        self._unsent: list[str] = []
+        """What is to be written with the next message."""
 
     async def execute(self, query: Query[Any]) -> Any:
         text, rendered = self._spelled(query)
+        if query.can_wait and self.sends_several and (self.in_transaction or self._begins):
+            assert not rendered.duplicate_is_nothing, "nobody would hear of it"
+            self._unsent.append(text)
+            return None
         if rendered.then is not None and not self.in_transaction and not self._begins:
             return await self._execute_both(query, text, rendered.then.run(query.params))
         try:
@@ -273,12 +279,16 @@ class MySQLConnection(Connection):
                 await self._read(self.raw.next_result())
         except my.MySQLError as error:
             await self._undo()  # an error does not say whether a transaction is open
-            if self._driver.is_mariadb and error_code(error) in _INTERRUPTED:
-                raise my.InternalError(f"it was interrupted, perhaps after its COMMIT: {error}") from error
+            self._must_be_clear(error)
             if error_code(error) not in (_TWO_ROWS, _DUPLICATE):
                 raise
             return False
         return True
+
+    def _must_be_clear(self, error: my.MySQLError) -> None:
+        """Complain of an error after which nobody knows whether the COMMIT of a message of several has happened."""
+        if self._driver.is_mariadb and error_code(error) in _INTERRUPTED:
+            raise my.InternalError(f"it was interrupted, perhaps after its COMMIT: {error}") from error
 
     async def _insert_many(self, many: Many, queries: Sequence[Query[Any]]) -> list[Any]:
         """Insert many rows with one statement; the id of each, None where its instance is not ours."""
@@ -322,13 +332,12 @@ class MySQLConnection(Connection):
         )
 
     async def _ask(self, message: str) -> None:
-        """Send a message and read its first answer; a transaction may begin with its first message."""
-        if self._begins:
-            self._begins = False
-            await self._read(self.raw.query(f"BEGIN;{message}"))
+        """Send a message, behind what has waited for one, and read its first answer."""
+        before = [*(["BEGIN"] if self._begins else []), *self._unsent]
+        self._begins, self._unsent = False, []
+        await self._read(self.raw.query(";".join([*before, message])))
+        for _ in before:
             await self._read(self.raw.next_result())
-        else:
-            await self._read(self.raw.query(message))
 
     async def _read(self, reading: Awaitable[Any]) -> None:
         alarm = None
@@ -374,16 +383,19 @@ class MySQLConnection(Connection):
             await self.control("BEGIN")
 
     async def commit(self) -> None:
-        if not self._never_began():
-            await self.control("COMMIT")
+        if self._begins and not self._unsent:
+            self._begins = False
+            return
+        try:
+            await self._ask("COMMIT")
+        except my.MySQLError as error:
+            self._must_be_clear(error)
+            raise
 
     async def rollback(self) -> None:
-        if not self._never_began():
+        began, self._begins, self._unsent = not self._begins, False, []
+        if began:
             await self.control("ROLLBACK")
-
-    def _never_began(self) -> bool:
-        began, self._begins = not self._begins, False
-        return not began
 
     @property
     def in_transaction(self) -> bool:
