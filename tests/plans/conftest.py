@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from romancy.storage import SQLStorage, open_storage
+from tests.harness import Harness, tables_of
 from tests.servers import KINDS, Servers
 
 from .asking import DECLARED
@@ -52,6 +53,15 @@ async def fill(urls: URLs) -> None:
             for path in DECLARED:
                 await storage.declare_input_path(path)
             await Filler(storage, SMALL if url == urls.small else LARGE).fill()
+
+
+@pytest.fixture
+async def storage(harness: Harness) -> SQLStorage:
+    """A storage on the test's migrated database, in which nothing is left of what other tests have deleted."""
+    storage = await harness.open()
+    if harness.name == "postgres":  # it keeps that for a while, and it counts as read
+        await storage.conn().execute(f"TRUNCATE {', '.join(await tables_of(storage))}")
+    return storage
 
 
 @pytest.fixture

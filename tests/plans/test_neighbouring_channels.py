@@ -20,8 +20,6 @@ pytestmark = pytest.mark.parametrize("mode", [ChannelMode.BROADCAST, ChannelMode
 @pytest.fixture
 async def asks(harness: Harness, storage: SQLStorage, mode: ChannelMode) -> list[Ask]:
     """All that looks for messages of a channel, on behalf of one that waits for it and of one that comes to it."""
-    if storage.runner.driver.driver_name() == "postgres":  # what other tests have deleted is still there, and counted
-        await storage.conn().execute("TRUNCATE channel_messages CASCADE")
     lock = await harness.locked(storage)
     waiting, another = lock.instance_id, await harness.instance(storage)
     await storage.subscribe_to_channel(waiting, "news", mode)

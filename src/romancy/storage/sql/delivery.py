@@ -132,9 +132,10 @@ class Delivery(Channels, Timers):
     _expired_waits = sql(
         """
         SELECT w.instance_id, w.channel, s.mode, s.id, {cursor}, w.activity_id, w.timeout_at, s.subscribed_at
-          FROM romancy_channel_waits w
-          {then_join} workflow_instances i ON i.instance_id = w.instance_id
-          JOIN channel_subscriptions s ON s.instance_id = w.instance_id AND s.channel = w.channel {with_cursor}
+          FROM romancy_channel_waits w {through_index:romancy_waits_timeout}
+          {then_each:workflow_instances i, i.instance_id = w.instance_id}
+          {then_each:channel_subscriptions s, s.instance_id = w.instance_id AND {hidden:s.channel} = w.channel}
+          {with_cursor}
          WHERE w.timeout_at IS NOT NULL AND w.timeout_at <= {statement_now}
            AND {ours} AND i.status IN {waiting} AND {not_parked}
          ORDER BY w.timeout_at, w.id LIMIT :limit""",

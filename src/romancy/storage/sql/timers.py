@@ -27,7 +27,8 @@ class Timers(Locks):
     _expired_timers = sql(
         """
         SELECT {timer_columns}
-          FROM workflow_timer_subscriptions t {then_join} workflow_instances i ON i.instance_id = t.instance_id
+          FROM workflow_timer_subscriptions t {through_index:romancy_timers_due}
+          {then_each:workflow_instances i, i.instance_id = t.instance_id}
          WHERE t.expires_at <= {statement_now} AND {ours} AND i.status IN {waiting} AND {not_parked}
          ORDER BY t.expires_at, t.id LIMIT :limit""",
         row=TimerSubscription,

@@ -27,14 +27,14 @@ def look(runnable: Iterable[str], due_events: Iterable[str]) -> str:
         SELECT {{now}},
                {runnables},
                (SELECT t.expires_at
-                  FROM workflow_timer_subscriptions t
-                  {{then_join}} workflow_instances i ON i.instance_id = t.instance_id
+                  FROM workflow_timer_subscriptions t {{through_index:romancy_timers_due}}
+                  {{then_each:workflow_instances i, i.instance_id = t.instance_id}}
                  WHERE t.expires_at <= {{seconds_ago:minus_soon}}
                    AND {{ours}} AND i.status IN {{waiting}} AND {{not_parked}}
                  ORDER BY t.expires_at LIMIT 1),
                (SELECT w.timeout_at
-                  FROM romancy_channel_waits w
-                  {{then_join}} workflow_instances i ON i.instance_id = w.instance_id
+                  FROM romancy_channel_waits w {{through_index:romancy_waits_timeout}}
+                  {{then_each:workflow_instances i, i.instance_id = w.instance_id}}
                  WHERE w.timeout_at IS NOT NULL AND w.timeout_at <= {{seconds_ago:minus_soon}}
                    AND {{ours}} AND i.status IN {{waiting}} AND {{not_parked}}
                  ORDER BY w.timeout_at LIMIT 1),

@@ -95,6 +95,7 @@ class Driver(ABC):
             "same_key": lambda argument: self.same_key(*identifiers(argument)),
             "order_of_page": lambda argument: self.order_of_page(*identifiers(argument)),
             "limit_of_page": self.limit_of_page,
+            "hidden": self.hidden,
             "ascii_lower": self.ascii_lower,
             "position": lambda argument: self.position(*identifiers(argument)),
             "greatest": lambda argument: self.greatest(*split_arguments(argument)),
@@ -102,6 +103,7 @@ class Driver(ABC):
             "text": self.text,
             "insertion_order": self.insertion_order,
             "then_join": self.then_join,
+            "then_each": lambda argument: self.then_each(*split_arguments(argument)),
             "any_id": self.any_id,
             "keys_unchanged": self.keys_unchanged,
         }
@@ -285,6 +287,10 @@ class Driver(ABC):
     def then_join(self) -> str:
         """Join what was named before with this, in that order where the planner has to be told."""
         return "JOIN"
+
+    def then_each(self, table: str, condition: str) -> str:
+        """Look up what belongs to each row of what was named before, in its order: never the other way round."""
+        return f"{self.then_join()} {table} ON {condition}"
 
     def keys_unchanged(self) -> str:
         """In an update that changes no key, own or foreign: there is nothing to check, where that has to be said."""

@@ -83,6 +83,10 @@ class MySQLDriver(Driver):
         # and for the next message of a channel all that was received, if even more was not.
         return f"FORCE INDEX ({index})"
 
+    def then_join(self) -> str:
+        # Asked for what is due, it may begin with all that waits, and sort all that is due.
+        return "STRAIGHT_JOIN"
+
     def keys_unchanged(self) -> str:
         # MySQL 9.6 and newer else open the table anew for each row of it, for the sake of the key to itself.
         return "" if self.is_mariadb else "/*+ SET_VAR(foreign_key_checks = OFF) */"
