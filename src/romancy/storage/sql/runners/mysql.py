@@ -286,7 +286,7 @@ class MySQLConnection(Connection):
         return True
 
     def _must_be_clear(self, error: my.MySQLError) -> None:
-        """Complain of an error after which nobody knows whether the COMMIT of a message of several has happened."""
+        """Complain of an error after which nobody knows whether a COMMIT has happened."""
         if self._driver.is_mariadb and error_code(error) in _INTERRUPTED:
             raise my.InternalError(f"it was interrupted, perhaps after its COMMIT: {error}") from error
 
