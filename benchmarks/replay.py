@@ -14,8 +14,7 @@ import time
 from collections.abc import Sequence
 
 from romancy import App, activity, workflow
-from romancy.engine.steps import step_id
-from romancy.serialization import fingerprint
+from romancy.engine.steps import recorded_input, step_id
 from romancy.storage import SQLStorage, WorkflowInstance
 from tests.numbers import joined, numbers
 
@@ -76,10 +75,7 @@ async def _fill(storage: SQLStorage, steps: int) -> None:
         lock_timeout_sec=3600,
     )
     called_with = same.signature.encode_arguments((1,), {})
-    data = (
-        f'{{"activity_name": "same", "result": 1, "input": {{"args": [], "kwargs": {called_with}}},'
-        f' "input_hash": "{fingerprint(called_with)}", "at": 1.0}}'
-    )
+    data = f'{{"activity_name": "same", "result": 1, "input": {recorded_input(called_with)}, "at": 1.0}}'
     first = step_id((), "same", 1)
     assert first.endswith("1")
     statement = _FILL.format(

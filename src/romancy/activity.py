@@ -33,7 +33,7 @@ from .engine.threads import in_thread
 from .errors import ActivityError, SerializationError
 from .logs import about, log
 from .retry import DEFAULT_RETRY, Retry
-from .serialization import Signature, StoredError, encode, fingerprint
+from .serialization import Signature, StoredError, encode
 from .storage import (
     CompensationEntry,
     HistoryEvent,
@@ -324,18 +324,11 @@ class Activity(Generic[P, T]):
         return msgspec.structs.replace(completed, id=appended.id)
 
     def _completed(self, run: Run, step: Step, result: str, at: float) -> HistoryEvent:
-        about = (
-            f'"activity_name": {self._name_json}, "result": {result}, "input_hash": "{fingerprint(step.input_json)}"'
-        )
-        completed = run.event(
-            step.id,
-            COMPLETED,
-            f'{{{about}, "input": {recorded_input(step.input_json)}}}',
-            at,
-        )
+        about = f'"activity_name": {self._name_json}, "result": {result}'
+        completed = run.event(step.id, COMPLETED, f'{{{about}, "input": {recorded_input(step.input_json)}}}', at)
         if run.fits(completed.event_data or ""):
             return completed
-        return run.event(step.id, COMPLETED, f"{{{about}}}", at)  # the hash tells enough
+        return run.event(step.id, COMPLETED, f'{{{about}, "input_hash": "{step.input_hash}"}}', at)
 
     def _failed(
         self, run: Run, step: Step, error: Exception, *, attempt: int | None = None, **details: Any

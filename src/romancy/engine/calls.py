@@ -22,7 +22,7 @@ from ..storage import (
     PayloadTooLargeError,
 )
 from .ambient import current_run
-from .steps import Kind
+from .steps import Kind, recorded_input
 
 THE_BODYS_FAULT = (
     ChannelModeConflictError,
@@ -56,10 +56,7 @@ async def call(function: str, arguments: dict[str, Any], perform: Perform) -> An
     step = run.ask(Kind.CALL, function, step_id, input_json=input_json)
 
     def record(result: str) -> HistoryEvent:
-        data = (
-            f'{{"activity_name": "{function}", "result": {result},'
-            f' "input": {{"args": [], "kwargs": {step.input_json}}}, "input_hash": "{step.input_hash}"}}'
-        )
+        data = f'{{"activity_name": "{function}", "result": {result}, "input": {recorded_input(input_json)}}}'
         return run.event(step.id, HistoryEventType.ACTIVITY_COMPLETED, data)
 
     async def make() -> None:

@@ -70,9 +70,12 @@ class Outcome(msgspec.Struct, frozen=True):
 
     def is_of(self, input_json: str) -> bool:
         """Whether the recorded call had these arguments; what says nothing of them may have been any."""
-        if bytes(self.input) == recorded_input(input_json).encode():
+        recorded = bytes(self.input)
+        if recorded == recorded_input(input_json).encode():
             return True
-        return not self.input_hash or self.input_hash == fingerprint(input_json)  # what is too large is not recorded
+        if self.input_hash:  # of what is too large to be recorded
+            return self.input_hash == fingerprint(input_json)
+        return not recorded
 
 
 def recorded_input(input_json: str) -> str:

@@ -257,13 +257,13 @@ class Channels(Ending):
 
     def _checked_message(self, channel: str, data: str | bytes, metadata: str | None) -> dict[str, Any]:
         self._check_together(data, metadata)
-        text = check_json("data", data, self._payload_limit) if isinstance(data, str) else None
+        text = check_json("data", data, self.payload_limit) if isinstance(data, str) else None
         return {
             "channel": check_key("channel", channel),
             "data_type": "binary" if text is None else "json",
             "data": text,
-            "data_binary": None if isinstance(data, str) else check_binary("data", data, self._payload_limit),
-            "metadata": check_optional_json("metadata", metadata, self._payload_limit),
+            "data_binary": None if isinstance(data, str) else check_binary("data", data, self.payload_limit),
+            "metadata": check_optional_json("metadata", metadata, self.payload_limit),
         }
 
     async def _publish(self, message: dict[str, Any]) -> int:

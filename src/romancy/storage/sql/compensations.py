@@ -40,7 +40,7 @@ class Compensations(Manager):
             "instance_id": check_key("instance_id", entry.instance_id),
             "activity_id": check_key("activity_id", entry.activity_id),
             "activity_name": check_key("activity_name", entry.activity_name),
-            "args": check_json("args", entry.args, self._payload_limit),
+            "args": check_json("args", entry.args, self.payload_limit),
             "created_at": entry.created_at,
         }
         recorded = await self._begin_step(lock, record, entry.instance_id)

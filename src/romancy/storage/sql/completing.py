@@ -170,7 +170,7 @@ class Completing(Instances, History):
         if record is None:
             return await self._complete_untied(instance_id, output_data, lock)
         length = len(output_data or "") + len(record.event_data or "") + len(record.event_data_binary or b"")
-        if length * 4 > self._payload_limit:  # as long as they may be after quoting, both go into one message
+        if length * 4 > self.payload_limit:  # as long as they may be after quoting, both go into one message
             return False
         return await self._complete_recording(instance_id, output_data, lock, record)
 
@@ -191,7 +191,7 @@ class Completing(Instances, History):
     @operation(autocommit=True, touches=touches.of_change)
     async def _complete_untied(self, instance_id: str, output_data: str | None, lock: Lock) -> bool:
         """Complete an instance that its owner runs, if nothing is tied to it: with one statement."""
-        output = check_optional_json("output_data", output_data, self._payload_limit)
+        output = check_optional_json("output_data", output_data, self.payload_limit)
         completed = await self._finish_untied.run(completion(instance_id, output, lock))
         if completed:
             await finished_hint(instance_id)
@@ -202,7 +202,7 @@ class Completing(Instances, History):
         self, instance_id: str, output_data: str | None, lock: Lock, record: HistoryEvent
     ) -> bool:
         """The same, and the record of its last step by the same write."""
-        output = check_optional_json("output_data", output_data, self._payload_limit)
+        output = check_optional_json("output_data", output_data, self.payload_limit)
         row = self._checked_event(record) | completion(instance_id, output, lock)
         completed = await self._finish_untied_recording.run(row)
         if completed:
@@ -218,7 +218,7 @@ class Completing(Instances, History):
         record: HistoryEvent | None,
         strict: bool,
     ) -> None:
-        output = check_optional_json("output_data", output_data, self._payload_limit)
+        output = check_optional_json("output_data", output_data, self.payload_limit)
         check_key("instance_id", instance_id)
         if record is not None:
             await self._append_one(record, lock, strict)

@@ -247,7 +247,7 @@ class Instances(Listing):
             raise InstanceExistsError(row["instance_id"])
 
     def _checked_instance(self, instance: WorkflowInstance) -> dict[str, Any]:
-        limit = self._payload_limit
+        limit = self.payload_limit
         self._check_together(instance.input_data, instance.output_data)
         framework = check_key("framework", instance.framework or self.framework, 50)
         return {
@@ -288,7 +288,7 @@ class Instances(Listing):
         lock: Lock | None = None,
     ) -> None:
         target = WorkflowStatus(status)
-        output = check_optional_json("output_data", output_data, self._payload_limit)
+        output = check_optional_json("output_data", output_data, self.payload_limit)
         await self._allow(instance_id, target, lock)
         if error_msg and target in (WorkflowStatus.FAILED, WorkflowStatus.COMPENSATING):
             await self._note(instance_id, HistoryEventType.WORKFLOW_FAILED, {"error_message": plain_text(error_msg)})

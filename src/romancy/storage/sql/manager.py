@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import InstanceNotFoundError, InvalidStatusTransitionError, LockLostError
-from ..models import FINISHED, HistoryEvent, Lock, WorkflowStatus
+from ..models import FINISHED, HistoryEvent, HistoryEventType, Lock, WorkflowStatus
 from . import fragments  # noqa: F401 (the statements below use them)
 from .checks import check_binary, check_json, check_key, check_size, size_of
 from .runners.runner import BaseRunner
@@ -72,10 +72,6 @@ class Manager:
     @property
     def payload_limit(self) -> int:
         """How many bytes a payload may have: what is configured, or less if the server accepts less."""
-        return self._payload_limit
-
-    @property
-    def _payload_limit(self) -> int:
         server = self.runner.payload_limit
         return self.max_payload_bytes if server is None else min(self.max_payload_bytes, server)
 
@@ -123,12 +119,13 @@ class Manager:
         """The parameters of a history event, checked."""
         check_key("instance_id", event.instance_id)
         check_key("activity_id", event.activity_id)
-        check_key("event_type", event.event_type, 100)
+        if type(event.event_type) is not HistoryEventType:
+            check_key("event_type", event.event_type, 100)
         if event.event_data is not None:
-            check_json("event_data", event.event_data, self._payload_limit)
+            check_json("event_data", event.event_data, self.payload_limit)
         row = event_row(event)
         if event.event_data_binary is not None:
-            row["event_data_binary"] = check_binary("event_data_binary", event.event_data_binary, self._payload_limit)
+            row["event_data_binary"] = check_binary("event_data_binary", event.event_data_binary, self.payload_limit)
         return row
 
     async def _record(self, event: HistoryEvent, *, stored: bool = False) -> HistoryEvent | None:

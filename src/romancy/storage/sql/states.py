@@ -26,7 +26,7 @@ class States(Manager):
     ) -> HistoryEvent | None:
         shown = {
             "instance_id": check_key("instance_id", instance_id),
-            "state": check_json("state", state, self._payload_limit),
+            "state": check_json("state", state, self.payload_limit),
         }
         recorded = await self._begin_step(lock, record, instance_id)
         if recorded is not None:

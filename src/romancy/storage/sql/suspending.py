@@ -211,7 +211,7 @@ class Suspending(Delivery, Archive):
 
     @operation
     async def recur_instance(self, instance_id: str, input_data: str, *, lock: Lock) -> None:
-        checked = check_json("input_data", input_data, self._payload_limit)
+        checked = check_json("input_data", input_data, self.payload_limit)
         status = await self._hold_instance(check_key("instance_id", instance_id), lock)
         if status is not WorkflowStatus.RUNNING:
             raise InvalidStatusTransitionError(instance_id, status, "starting over")
