@@ -18,7 +18,7 @@ demo: $(VENV)/package ## See a workflow survive a crash
 
 .PHONY: test
 test: lint ## Check everything, on real SQLite, PostgreSQL, MariaDB and MySQL; ARGS go to pytest
-	@$(RUN) -m pytest $(ARGS)
+	@$(RUN) -m pytest -n 3 --dist loadfile $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/development ## Check style and types

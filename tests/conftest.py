@@ -2,15 +2,18 @@
 
 A test that asks for the fixture `database` runs once on each of SQLite, PostgreSQL, MariaDB and MySQL, or on those that
 `--databases` or its own mark `@pytest.mark.databases("postgres")` leave. The servers that the collected tests need are
-started after collection; `tests/servers` says where they come from.
+started after collection; `tests/servers` says where they come from. Several processes (`-n`) share one set of servers,
+and each test still has its database to itself.
 """
 
 import asyncio
+import os
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,19 +130,43 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Start the servers that the collected tests need."""
-    config = session.config
-    if config.option.collectonly:
-        return
-    needed = {_database_of(item) for item in session.items}
-    config.stash[SERVERS] = servers = Servers(name for name in KINDS if name in needed)
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None and any(server.ours for server in servers.values()):
-        reporter.ensure_newline()
-        reporter.write_line("starting the database servers; the first time, this may fetch their packages")
+    if not session.config.option.collectonly:
+        _start_servers(session.config, {_database_of(item) for item in session.items})
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Start the servers for the processes that are to run the tests, which find them by their environment."""
+    _start_servers(config, config.getoption("databases"))
+    for server in config.stash[SERVERS].values():
+        os.environ[server.variable()] = server.url
+    for line in _databases(config, DATABASES):
+        _say(config, line)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Whoever cannot be had is not looked for again in each process."""
+    node.workerinput["missing"] = node.config.stash[SERVERS].missing
+
+
+def _start_servers(config: pytest.Config, needed: Collection[str | None]) -> None:
+    missing = getattr(config, "workerinput", {}).get("missing", {})
+    config.stash[SERVERS] = servers = Servers(name for name in KINDS if name in needed and name not in missing)
+    servers.missing.update(missing)
+    if any(server.ours for server in servers.values()):
+        _say(config, "starting the database servers; the first time, this may fetch their packages")
     try:
         asyncio.run(servers.start())
     except ServerError as error:
         pytest.exit(str(error), returncode=pytest.ExitCode.TESTS_FAILED)
+
+
+def _say(config: pytest.Config, line: str) -> None:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:
+        reporter.ensure_newline()
+        reporter.write_line(line)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -153,12 +180,25 @@ def _database_of(item: pytest.Item) -> str | None:
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
-    needed = {_database_of(item) for item in items} - {None}
-    if SERVERS not in config.stash or not needed:
-        return []
+    return _databases(config, {_database_of(item) for item in items}) if SERVERS in config.stash else []
+
+
+def _databases(config: pytest.Config, needed: Collection[str | None]) -> list[str]:
     servers = config.stash[SERVERS]
-    names = [_title(servers, name) for name in DATABASES if name in needed and name not in servers.missing]
-    return [f"databases: {', '.join(names)}", *_missing(servers)]
+    there = [name for name in config.getoption("databases") if name in needed and name not in servers.missing]
+    titles = [_title(servers, name) for name in there]
+    return [*([f"databases: {', '.join(titles)}"] if titles else []), *_missing(servers)]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """What ran in this process, for the one that started it."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["tests run"] = dict(session.config.stash[TESTS_RUN])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[TESTS_RUN].update(getattr(node, "workeroutput", {}).get("tests run", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
