@@ -255,7 +255,17 @@ class Activity(Generic[P, T]):
             return Failure(error)
         finally:
             CURRENT_ACTIVITY.reset(token)
-        return await self._record_result(run, step, value, context)
+        try:
+            result = self.signature.encode_result(value)
+            if context.emitted:
+                await run.in_turn(self._write_together, run, step, result, context)
+            else:
+                at = run.timestamp()
+                outcome = Outcome(self.name, result=msgspec.Raw(result.encode()), at=at)
+                await run.record(self._completed(run, step, result, at), outcome)
+        except (SerializationError, OutboxEventExistsError, *UNSTORABLE) as error:
+            return Failure(error, took_effect=True)
+        return None
 
     def _timed(self, step: Step) -> Awaitable[Any]:
         """Call the function, within its timeout."""
@@ -301,20 +311,6 @@ class Activity(Generic[P, T]):
         """The outbox events and the history row: one transaction."""
         async with run.storage.transaction():
             return await self._write(run, step, result, context)
-
-    async def _record_result(self, run: Run, step: Step, value: Any, context: ActivityContext) -> Failure | None:
-        """Write what a plain activity has returned and emitted; a Failure if the storage will never take it."""
-        try:
-            result = self.signature.encode_result(value)
-            if not context.emitted:
-                at = run.timestamp()
-                outcome = Outcome(self.name, result=msgspec.Raw(result.encode()), at=at)
-                await run.record(self._completed(run, step, result, at), outcome)
-            else:
-                await run.in_turn(self._write_together, run, step, result, context)
-        except (SerializationError, OutboxEventExistsError, *UNSTORABLE) as error:
-            return Failure(error, took_effect=True)
-        return None
 
     async def _write(self, run: Run, step: Step, result: str, context: ActivityContext) -> HistoryEvent:
         for event in context.emitted:

@@ -47,6 +47,7 @@ class Execution:
         self, instance: WorkflowInstance, lock: Lock, *, newborn: bool = False, woken: Woken | None = None
     ) -> None:
         self.instance = instance
+        self.instance_id = instance.instance_id
         self.lock = lock
         self.newborn = newborn
         self.woken = woken
@@ -62,10 +63,6 @@ class Execution:
         self._over = False
         self._waiting: list[asyncio.Future[None]] = []
         """Those who want to know when it is over."""
-
-    @property
-    def instance_id(self) -> str:
-        return self.lock.instance_id
 
     async def rest(self, at_most_sec: float) -> None:
         """Wait until this execution is over, but no longer than that."""

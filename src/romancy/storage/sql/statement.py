@@ -188,8 +188,8 @@ def same_statement(queries: Sequence[Query[Any]]) -> Statement[Any] | None:
     """The statement that several queries run, if it is the same."""
     if len(queries) < 2:
         return None
-    statement = queries[0].statement
-    return statement if all(query.statement is statement for query in queries) else None
+    statements = {query.statement for query in queries}
+    return statements.pop() if len(statements) == 1 else None
 
 
 class Statement(Generic[RowT]):

@@ -369,9 +369,9 @@ class Flusher:
     async def _commit_together(self, connection: Connection, batch: Batch) -> None:
         first, *turns = batch.in_turns()
         asking = _begun(first)
-        single_writes = not turns and all(job.call.traits.autocommit for job in first)
-        if single_writes and connection.can_write_at_once(_asked(asking)):
-            await self._write_at_once(connection, asking)
+        single_writes = not turns and first[0].call.traits.autocommit  # then all are: they go with their like
+        if single_writes and connection.can_write_at_once(queries := _asked(asking)):
+            await self._write_at_once(connection, asking, queries)
             return
         try:
             await self._runner.told(connection, connection.begin_impatiently())
@@ -392,11 +392,11 @@ class Flusher:
             return
         self._note_commit(batch.jobs)
 
-    async def _write_at_once(self, connection: Connection, asking: list[SharedJob]) -> None:
+    async def _write_at_once(self, connection: Connection, asking: list[SharedJob], queries: list[Query[Any]]) -> None:
         """Run operations of which each asks for the same write: one message is its own transaction."""
         try:
             self._note_statements(asking)
-            answers = await self._runner.told(connection, connection.write_at_once(_asked(asking)))
+            answers = await self._runner.told(connection, connection.write_at_once(queries))
         except Exception as error:
             if not isinstance(error, Failure) or error.kind is not Trouble.LOST:
                 raise Apart from error
