@@ -45,7 +45,7 @@ chaos: $(VENV)/development ## Ten minutes of killed workers and restarted databa
 
 .PHONY: crashes
 crashes: $(VENV)/development ## Let workflows die at every durable write, not only at some; ARGS go to pytest
-	@ROMANCY_EVERY_CRASH_POINT=1 $(RUN) -m pytest tests/engine/test_crash_points.py $(ARGS)
+	@ROMANCY_EVERY_CRASH_POINT=1 $(RUN) -m pytest -n 3 tests/engine/test_crash_points.py $(ARGS)
 
 .PHONY: clean
 clean: ## Remove what was made here
