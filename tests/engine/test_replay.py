@@ -176,6 +176,21 @@ async def test_other_arguments_than_recorded_are_shown_in_the_reason(harness: Ha
     assert '"old"' in reason
 
 
+@pytest.mark.parametrize("argument", ["o" * 3000, "n" * 3000], ids=["the same", "others"])
+async def test_arguments_too_large_to_be_recorded_are_known_by_their_hash(harness: Harness, argument: str) -> None:
+    async with App(harness.url, workflows=[called_with("o" * 3000)], settings=QUICK, max_payload_bytes=5000) as app:
+        await waits(await app.start(app.workflows["calling"], id="it"))
+        recorded = await app.storage.get_history_event("it", "step:1")
+        assert recorded is not None
+        assert '"input":' not in (recorded.event_data or "")  # beside a result that is as large
+    async with App(harness.url, workflows=[called_with(argument)], settings=QUICK, max_payload_bytes=5000) as app:
+        await app.publish("go", None)
+        if argument.startswith("o"):
+            await app.handle("it").result(10)
+        else:
+            assert "other arguments than were recorded" in await parked(app, "it")
+
+
 @workflow
 async def knows_its_past() -> list[bool]:
     seen = [is_replaying()]
