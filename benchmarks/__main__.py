@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -18,6 +16,7 @@ from tests.servers import ServerError
 
 from . import appends, idling, iteration, operations, others, replay, waking, workflows
 from .databases import DATABASES, places
+from .machine import Machine
 from .measuring import FULL, QUICK, TINY, Report
 from .plot import plot
 
@@ -37,7 +36,8 @@ async def main(arguments: argparse.Namespace) -> None:
     started = time.monotonic()
     report = Report()
     described: list[str] = []
-    print(_machine())
+    machine = Machine()
+    print(machine.title)
     try:
         async with places(arguments.databases, durable=arguments.size is not TINY) as found:
             for place in found:
@@ -46,20 +46,17 @@ async def main(arguments: argparse.Namespace) -> None:
             for name in arguments.only:
                 await MEASUREMENTS[name](found, arguments.size, report)
     finally:  # what was measured is kept, even if the rest could not be
-        _write(arguments, _summary(arguments, described, report))
+        _write(arguments, _summary(arguments, machine, described, report))
     print(f"\nA ratio is the median of its rounds, in brackets the middle half of them. {report.summary()}")
-    print(f"Measured in {time.monotonic() - started:.0f} s ({arguments.size.name}).")
+    print(f"Measured in {time.monotonic() - started:.0f} s ({arguments.size.name}). {machine.disturbances()}")
 
 
-def _machine() -> str:
-    """What it is measured with."""
-    return f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, Python {platform.python_version()}"
-
-
-def _summary(arguments: argparse.Namespace, described: list[str], report: Report) -> dict[str, Any]:
+def _summary(arguments: argparse.Namespace, machine: Machine, described: list[str], report: Report) -> dict[str, Any]:
     return {
         "romancy": __version__,
-        "machine": _machine(),
+        "machine": machine.title,
+        "after_a_pause": machine.after_a_pause,
+        "taken_away": machine.taken_away(),
         "size": arguments.size.name,
         "measured_at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "databases": described,

@@ -13,6 +13,7 @@ import pytest
 from benchmarks import others
 from benchmarks.__main__ import MEASUREMENTS
 from benchmarks.databases import places
+from benchmarks.machine import Machine
 from benchmarks.measuring import TINY, Report, Result, Series, Target
 from benchmarks.plot import plot
 
@@ -35,10 +36,19 @@ def test_the_measurements_run_and_are_written_down(
     options = [str(word) for option in written.items() for word in option]
     ended = benchmarks("--tiny", "--databases", place, "--only", ",".join(measurements), *options)
     assert ended.returncode == 0, ended.stderr
-    found = json.loads(written["--json"].read_text())["results"]
+    summary = json.loads(written["--json"].read_text())
+    assert summary["after_a_pause"] > 0
+    found = summary["results"]
     assert len(found) == results
     assert all(result["median"] >= 0 for result in found)
     assert ElementTree.parse(written["--plot"]).getroot().tag.endswith("svg")
+
+
+def test_a_run_says_what_pauses_cost_and_what_the_host_took_away() -> None:
+    machine = Machine()
+    taken = machine.taken_away()
+    assert taken is None or 0 <= taken <= 1
+    assert f"takes {machine.after_a_pause:.1f} times as long here" in machine.disturbances()
 
 
 async def test_what_cannot_be_installed_is_said_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
