@@ -35,7 +35,7 @@ class Machine:
         return passed[_STEAL] / max(1, sum(passed))
 
     def disturbances(self) -> str:
-        """The same as a sentence."""
+        """What pauses cost and what was taken away, in words."""
         taken = self.taken_away()
         others = "" if taken is None else f" The host gave {taken:.0%} of the processors' time to others meanwhile."
         return f"After a pause of a millisecond, Python takes {self.after_a_pause:.1f} times as long here.{others}"
