@@ -373,7 +373,7 @@ class App:
         running = None if self.worker is None else self.worker.executor.execution_of(instance_id)
         if running is None:
             return None
-        await running.rest(_LONGEST_LOOK_SEC)
+        await running.rest()
         return running.ended
 
     def _handlers(self) -> dict[str, Callable[[Hint], None]]:
@@ -387,8 +387,9 @@ class App:
         if not self._waiting:
             return
         said = told(hint)
-        for events in self._waiting.values() if said.more else [self._waiting.get(said.instance_id, set())]:
-            for event in events:
+        finished = list(self._waiting) if said.more else [said.instance_id, *said.instance_ids]
+        for instance_id in finished:
+            for event in self._waiting.get(instance_id, ()):
                 event.set()
 
     def _on_events(self) -> None:

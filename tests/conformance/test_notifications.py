@@ -9,6 +9,7 @@ from romancy.storage import ChannelMode, SQLStorage
 from romancy.storage.notifications import CATCH_UP, Told, told
 from romancy.storage.notifications.hints import digest
 from romancy.storage.sql.channels import message_hint
+from romancy.storage.sql.ending import finished_hint
 from romancy.storage.sql.operation import Hint
 from tests.harness import Harness
 
@@ -161,6 +162,31 @@ async def test_a_burst_of_commits_is_announced_in_few_words(
     assert max(map(len, sent)) <= 2  # each channel once
 
 
+async def test_many_results_wait_for_more_of_them_and_for_nothing_that_somebody_could_begin_with(
+    storage: SQLStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: asyncio.Queue[list[Hint]] = asyncio.Queue()
+    monkeypatch.setattr(storage.wakeups, "_send", sent.put)
+    monkeypatch.setattr("romancy.storage.notifications.wakeups._GAP_OF_MANY_SEC", 60.0)
+    async with asyncio.timeout(10):
+        storage.runner.announce([finished_hint("first")])
+        assert await sent.get() == [finished_hint("first")]
+        storage.runner.announce([finished_hint(str(number)) for number in range(10)])
+        await asyncio.sleep(0.1)
+        assert sent.empty()
+
+        storage.runner.announce([message_hint("orders", "name", 1)])
+        results, message = await sent.get()
+
+        assert told(results).instance_ids == tuple(map(str, range(10)))
+        assert told(message).channel == "orders"
+        storage.runner.announce([finished_hint(str(number)) for number in range(10)])
+        await asyncio.sleep(0.1)
+        assert sent.empty()
+        await storage.wakeups.close()
+        assert not sent.empty()
+
+
 async def test_a_cancel_is_announced_to_whoever_runs_the_instance(harness: Harness, storage: SQLStorage) -> None:
     instance_id = await harness.instance(storage)
     elsewhere = await harness.open()
@@ -181,10 +207,23 @@ def test_every_framework_has_its_own_names_for_the_same_things() -> None:
 
 
 def test_more_subjects_than_a_listener_wants_to_be_told_of_become_one_hint() -> None:
-    finished = [Hint("workflow_finished", json.dumps({"instance_id": str(number)})) for number in range(101)]
+    cancelled = [Hint("workflow_cancelled", json.dumps({"instance_id": str(number)})) for number in range(101)]
 
-    assert digest(finished[:100]) == finished[:100]
-    [few] = digest(finished)
+    assert digest(cancelled[:100]) == cancelled[:100]
+    [few] = digest(cancelled)
+    assert told(few).more
+
+
+def test_all_that_have_finished_are_told_of_by_one_hint() -> None:
+    def finished(*ids: str) -> list[Hint]:
+        return [Hint("workflow_finished", json.dumps({"instance_id": instance_id})) for instance_id in ids]
+
+    assert digest(finished("1")) == finished("1")
+    [few] = digest(finished("1", "2", "3"))
+    assert told(few).instance_ids == ("1", "2", "3")
+    long = finished(*(f"{number:0255}" for number in range(40)))
+    assert digest(long) == long  # too long for one
+    [few] = digest(finished(*map(str, range(101))))
     assert told(few).more
 
 

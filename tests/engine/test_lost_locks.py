@@ -1,6 +1,7 @@
 """What happens to a run whose lock is gone: it stops, at once, whoever notices."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -59,6 +60,21 @@ async def charged() -> None:
 async def undone() -> None:
     await compensate_with(linger)
     raise TerminalError("after all")
+
+
+@activity
+def hold_out() -> str:
+    """In a thread, which nobody can stop."""
+    log.append("began")
+    while "enough" not in log:
+        time.sleep(0.01)
+    log.append("ended")
+    return "ours"
+
+
+@workflow
+async def unstoppable() -> str:
+    return await hold_out()
 
 
 async def begun(app: App, what: Any) -> WorkflowHandle[None]:
@@ -151,6 +167,60 @@ async def test_heartbeats_that_fail_are_repeated_before_the_lock_runs_out(
     await until(refreshed)
     assert (await handle.instance()).lock_token == 1
     assert log.count("began") == 1
+
+
+async def test_heartbeats_do_not_ask_for_a_lock_that_is_new(make_app: MakeApp) -> None:
+    app: App = await make_app(charged, settings=DEAF)
+    handle = await begun(app, charged)
+    executor = app.worker.executor
+
+    assert executor.locks_to_renew(20.0) == []
+    assert [lock.instance_id for lock in executor.locks_to_renew(0.0)] == [handle.id]  # it is older than that
+    assert [lock.instance_id for lock in executor.locks_to_renew(60.0)] == [handle.id]  # it may not last so long
+    await app.storage.cancel_instance(handle.id, "enough", compensate=True)
+    with pytest.raises(WorkflowCancelledError):  # nevertheless, at once
+        await handle.result(10)
+
+
+async def test_an_answer_to_what_was_asked_before_a_cancel_does_not_settle_it(make_app: MakeApp) -> None:
+    app: App = await make_app(charged, settings=DEAF)
+    await begun(app, charged)
+    executor = app.worker.executor
+    asked_at = time.monotonic()
+    [lock] = executor.locks_to_renew(0.0)
+
+    executor.some_cancelled()
+    executor.heard(lock, asked_at)
+    assert executor.locks_to_renew(20.0) == [lock]
+    executor.heard(lock, time.monotonic())
+    assert executor.locks_to_renew(20.0) == []
+
+
+@pytest.mark.databases("sqlite")
+async def test_a_result_can_be_waited_for_in_another_event_loop(make_app: MakeApp) -> None:
+    handle = await begun(await make_app(unstoppable), unstoppable)
+    elsewhere = asyncio.create_task(asyncio.to_thread(asyncio.run, handle.result(10)))
+    await asyncio.sleep(0.2)
+    log.append("enough")
+
+    assert await elsewhere == "ours"
+
+
+async def test_who_waits_for_a_result_is_not_kept_by_a_run_that_has_lost_its_lock(
+    storage: SQLStorage, make_app: MakeApp
+) -> None:
+    app: App = await make_app(unstoppable)
+    handle = await begun(app, unstoppable)
+    waiting = asyncio.create_task(handle.result(10))
+    async with storage.transaction():
+        await expire_locks(storage)
+        rival = await storage.try_acquire_lock(handle.id, "rival", 60)
+    assert rival is not None
+    await storage.update_instance_output(handle.id, '{"result": "the rival\'s"}', lock=rival)
+
+    assert await waiting == "the rival's"
+    assert "ended" not in log
+    log.append("enough")
 
 
 async def test_a_cancel_that_is_heard_of_before_the_claims_answer_is_not_forgotten(

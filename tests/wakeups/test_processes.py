@@ -54,6 +54,17 @@ async def test_what_one_process_starts_another_does_at_once(shop: App, harness: 
         assert await (await shop.start(greeting, "Ada")).result(SOON) == "hello, Ada"
 
 
+async def test_many_results_from_one_process_reach_another_at_once(
+    shop: App, harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("romancy.app._FIRST_LOOK_SEC", RARELY)  # and not because it looks again
+    names = [f"guest {number}" for number in range(50)]
+    async with worker_elsewhere(harness.url):
+        handles = await asyncio.gather(*(shop.start(greeting, name) for name in names))
+        greetings = await asyncio.gather(*(handle.result(SOON) for handle in handles))
+        assert greetings == [f"hello, {name}" for name in names]
+
+
 async def test_a_message_from_one_process_resumes_a_workflow_in_another(shop: App, harness: Harness) -> None:
     async with worker_elsewhere(harness.url):
         waiting = await shop.start(guest)

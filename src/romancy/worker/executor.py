@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import random
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -60,40 +62,53 @@ class Execution:
         """Whether its lock was lost; it looks when it begins, and is told otherwise from then on."""
         self.begun = False
         """Whether it has, after what an earlier execution of the instance still had to do."""
+        self.renewed_at = time.monotonic()
+        """When its lock was taken, or last asked for and renewed."""
+        self.doubted_at = -math.inf
+        """When somebody told that its instance was cancelled: a heartbeat asks, and only what is asked later counts."""
         self._over = False
         self._waiting: list[asyncio.Future[None]] = []
         """Those who want to know when it is over."""
 
-    async def rest(self, at_most_sec: float) -> None:
-        """Wait until this execution is over, but no longer than that."""
-        if self._over:
-            return
+    async def rest(self) -> None:
+        """Wait until this execution is over, or was abandoned: from then on others may go on with the instance.
+
+        Only in the event loop in which it runs; elsewhere nothing is waited for.
+        """
         loop = asyncio.get_running_loop()
+        if self._over or self.abandoned or self.task is None or self.task.get_loop() is not loop:
+            return
         told: asyncio.Future[None] = loop.create_future()
         self._waiting.append(told)
-        alarm = loop.call_later(at_most_sec, _tell, told)
         try:
             await told
         finally:
-            alarm.cancel()
             self._waiting.remove(told)
 
     def end(self) -> None:
         """Tell those who wait for it that it is over."""
         self._over = True
+        self._tell()
+
+    def abandon(self) -> None:
+        """Stop what is being done with a lock that is no longer ours: another worker may be doing the same already."""
+        self.abandoned = True
+        if self.run is not None:
+            self.run.stop(Ending.LOST)
+        elif self.task is not None and self.begun:
+            self.task.cancel()  # it compensates
+        self._tell()
+
+    def _tell(self) -> None:
         for told in self._waiting:
-            _tell(told)
+            if not told.done():
+                told.set_result(None)
 
     def drop_run(self) -> None:
         """Unwind the body, if there is one."""
         if self.run is not None:
             self.run.tear_down()
             self.run = None
-
-
-def _tell(told: asyncio.Future[None]) -> None:
-    if not told.done():
-        told.set_result(None)
 
 
 class Executor:
@@ -154,10 +169,17 @@ class Executor:
         finally:
             self._reserved[name] -= places
 
-    @property
-    def locks(self) -> list[Lock]:
-        """The locks that have to be kept alive."""
-        return [execution.lock for execution in self._executions.values()]
+    def locks_to_renew(self, heartbeat_sec: float) -> list[Lock]:
+        """The locks that have to be kept alive; those that are new, and last long enough, can wait for a heartbeat."""
+        now = time.monotonic()
+        soon = self._clock.now() + timedelta(seconds=3 * heartbeat_sec)
+        return [
+            execution.lock
+            for execution in self._executions.values()
+            if now - execution.renewed_at >= heartbeat_sec / 2
+            or execution.doubted_at >= execution.renewed_at
+            or execution.lock.expires_at <= soon
+        ]
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
@@ -174,7 +196,7 @@ class Executor:
         """Run an instance whose lock was just taken, by creating it (then it has no history) or by waking it."""
         before = self._executions.get(instance.instance_id)
         if before is not None:
-            _abandon(before)  # its lock is gone, and it may be long until a write of its own tells it
+            before.abandon()  # its lock is gone, and it may be long until a write of its own tells it
         execution = self._executions[instance.instance_id] = Execution(instance, lock, newborn=newborn, woken=woken)
         if instance.instance_id in self._cancelled_lately:
             self.cancelled(instance.instance_id)
@@ -393,29 +415,37 @@ class Executor:
         except Exception as error:
             log.info("clean-up has to wait for the lock's expiry: %s", error)
 
-    def heard(self, lock: Lock) -> None:
+    def heard(self, lock: Lock, asked_at: float) -> None:
         """A heartbeat's answer: the lock goes on, or its instance was cancelled meanwhile."""
         execution = self._executions.get(lock.instance_id)
         if execution is None or execution.lock.token != lock.token:
             return
         execution.lock = lock
+        execution.renewed_at = asked_at
         if lock.status is WorkflowStatus.COMPENSATING and execution.run is not None:
             execution.run.stop(Ending.COMPENSATE)
 
     def cancelled(self, instance_id: str) -> None:
         """Somebody has cancelled an instance: whoever runs it is to be told, also one who is only about to."""
-        if instance_id in self._executions:
+        execution = self._executions.get(instance_id)
+        if execution is not None:
             self._cancelled_lately.pop(instance_id, None)
+            execution.doubted_at = time.monotonic()
             self._on_cancelled()
         else:
             forget_oldest(self._cancelled_lately, _MOST_COUNTED)
             self._cancelled_lately[instance_id] = None
 
+    def some_cancelled(self) -> None:
+        """Somebody has cancelled more instances than were named."""
+        for instance_id in list(self._executions):
+            self.cancelled(instance_id)
+
     def lost(self, lock: Lock) -> None:
         """A heartbeat's answer: another worker has the instance."""
         execution = self._executions.get(lock.instance_id)
         if execution is not None and execution.lock.token == lock.token:
-            _abandon(execution)
+            execution.abandon()
 
     def lost_touch(self) -> None:
         """No heartbeat is answered: stop what others may have taken over by now."""
@@ -425,7 +455,7 @@ class Executor:
                 log.warning(
                     "instance %s: its lock has run out", execution.instance_id, extra=about(execution.instance_id)
                 )
-                _abandon(execution)
+                execution.abandon()
 
     async def stop(self, drain_sec: float) -> None:
         """Let running instances come to rest for a while, then hand back what still runs."""
@@ -441,15 +471,6 @@ class Executor:
         for run in self._warm.values():
             run.tear_down()
         self._warm.clear()
-
-
-def _abandon(execution: Execution) -> None:
-    """Stop what is being done with a lock that is no longer ours: another worker may be doing the same already."""
-    execution.abandoned = True
-    if execution.run is not None:
-        execution.run.stop(Ending.LOST)
-    elif execution.task is not None and execution.begun:
-        execution.task.cancel()  # it compensates
 
 
 def forget_oldest(known: dict[str, Any], most: int) -> None:

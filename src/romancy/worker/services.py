@@ -233,7 +233,8 @@ class Heart(Service):
 
     async def look(self) -> bool:
         began = time.monotonic()
-        busy = await self._beat(self._executor.locks)
+        # A lock that is new can wait for the next time; most instances have ended by then, and nobody was disturbed.
+        busy = await self._beat(self._executor.locks_to_renew(self._heartbeat_sec))
         self._answered_at = began
         for pause_sec in _BUSY_PAUSES_SEC:
             if not busy or self._woken.is_set() or pause_sec > self._heartbeat_sec:
@@ -247,13 +248,14 @@ class Heart(Service):
         busy: list[Lock] = []
         if not locks:
             return busy
+        asked_at = time.monotonic()
         for lock, answer in zip(locks, await self._storage.refresh_locks(locks, self._lock_timeout_sec), strict=True):
             if isinstance(answer, LockLostError):
                 self._executor.lost(lock)
             elif answer is None:
                 busy.append(lock)
             else:
-                self._executor.heard(answer)
+                self._executor.heard(answer, asked_at)
         return busy
 
 

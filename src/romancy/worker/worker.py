@@ -113,9 +113,16 @@ class Worker:
         return {
             "workflow_resumable": lambda hint: self._resumer.wake(),
             "workflow_channel_message": lambda hint: self._courier.tell(told(hint).channel),
-            "workflow_cancelled": lambda hint: self.executor.cancelled(told(hint).instance_id),
+            "workflow_cancelled": self._on_cancelled,
             "catch_up": lambda hint: self._catch_up(),
         }
+
+    def _on_cancelled(self, hint: Hint) -> None:
+        said = told(hint)
+        if said.more:
+            self.executor.some_cancelled()
+        else:
+            self.executor.cancelled(said.instance_id)
 
     def _catch_up(self) -> None:
         """Hints may have been missed."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from ..sql.ending import FINISHED_TOPIC
 from ..sql.operation import Hint
 
 CATCH_UP = Hint("catch_up", "")
@@ -17,10 +18,10 @@ TOPICS = (
     "workflow_outbox_pending",
     "workflow_timer_expired",
     "workflow_cancelled",
-    "workflow_finished",
+    FINISHED_TOPIC,
 )
 
-LONGEST_PAYLOAD = 8000
+LONGEST_PAYLOAD = 7900
 """Bytes; what PostgreSQL accepts, a little less."""
 _MOST_OF_A_TOPIC = 100
 """More than that at once, and the listener had better look for itself."""
@@ -34,6 +35,8 @@ class Told(msgspec.Struct, frozen=True):
     channel: str = ""
     more: bool = False
     """There was more to say than this: look at everything of the topic."""
+    instance_ids: tuple[str, ...] = ()
+    """Those that have finished, if there are several to tell of."""
 
 
 class _Payload(msgspec.Struct):
@@ -47,6 +50,7 @@ class _Payload(msgspec.Struct):
     channel_name: str = ""
     ch: str = ""
     more: bool = False
+    instance_ids: tuple[str, ...] = ()
 
 
 def told(hint: Hint) -> Told:
@@ -60,6 +64,7 @@ def told(hint: Hint) -> Told:
         workflow_name=said.workflow_name or said.wf_name,
         channel=said.channel or said.channel_name or said.ch,
         more=said.more,
+        instance_ids=said.instance_ids,
     )
 
 
@@ -69,10 +74,24 @@ def digest(hints: Iterable[Hint]) -> list[Hint]:
     for hint in hints:
         last.setdefault(hint.topic, {})[_subject(hint)] = hint
     few: list[Hint] = []
-    for subjects in last.values():
+    for topic, subjects in last.items():
         of_topic = list(subjects.values())
-        few += of_topic if len(of_topic) <= _MOST_OF_A_TOPIC else [_and_more(of_topic[-1])]
+        if len(of_topic) > _MOST_OF_A_TOPIC:
+            few.append(_and_more(of_topic[-1]))
+        elif topic == FINISHED_TOPIC:
+            few += _as_one(of_topic)
+        else:
+            few += of_topic
     return few
+
+
+def _as_one(finished: list[Hint]) -> list[Hint]:
+    """All that have finished in one hint, if that is not too long: each hint is a message to each who listens."""
+    if len(finished) == 1:
+        return finished
+    ids = [told(hint).instance_id for hint in finished]
+    payload = msgspec.json.encode({"instance_ids": ids})
+    return [Hint(FINISHED_TOPIC, payload.decode())] if len(payload) <= LONGEST_PAYLOAD else finished
 
 
 def _subject(hint: Hint) -> str:

@@ -7,9 +7,11 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from ..sql.ending import FINISHED_TOPIC
 from ..sql.operation import Hint
 from ..sql.runners.runner import BaseRunner
 from .hints import CATCH_UP, TOPICS, digest
@@ -18,6 +20,9 @@ log = logging.getLogger("romancy.storage")
 
 GAP_SEC = 0.005
 """The first hint goes out at once; what follows within this time goes together."""
+_MANY = 4
+_GAP_OF_MANY_SEC = 0.02
+"""If that is so many instances that have finished, and nothing that anybody could begin with, it waits for more."""
 _LONGEST_BACKLOG = 10_000
 _SEND_DEADLINE_SEC = 5.0
 
@@ -73,6 +78,8 @@ class Wakeups(ABC):
         self._ready = asyncio.Event()
         self._waiting: dict[Hint, None] = {}
         self._sending: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
+        """Set when something is waiting to be sent that should not wait."""
         self._failing = False
 
     @abstractmethod
@@ -132,12 +139,16 @@ class Wakeups(ABC):
         if len(self._waiting) < _LONGEST_BACKLOG:
             self._waiting.update(dict.fromkeys(hints))
         if not _is_alive(self._sending):
-            self._sending = asyncio.get_running_loop().create_task(self._send_all())
+            self._hurry = asyncio.Event()
+            self._sending = asyncio.get_running_loop().create_task(self._send_all(self._hurry))
+        elif any(hint.topic != FINISHED_TOPIC for hint in hints):
+            self._hurry.set()
 
-    async def _send_all(self) -> None:
+    async def _send_all(self, hurry: asyncio.Event) -> None:
         """Send all that is waiting, one thing after the other; what piles up meanwhile goes together."""
         while self._waiting:
             few, self._waiting = digest(self._waiting), {}
+            hurry.clear()
             try:
                 async with asyncio.timeout(_SEND_DEADLINE_SEC):
                     await self._send(few)
@@ -147,6 +158,10 @@ class Wakeups(ABC):
                     log.warning("other processes cannot be told of work; their polls will find it: %s", error)
                 self._failing = True
             await asyncio.sleep(GAP_SEC)
+            if len(self._waiting) >= _MANY and not hurry.is_set():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_GAP_OF_MANY_SEC):
+                        await hurry.wait()
 
     async def close(self) -> None:
         """Send what is waiting, then be silent and deaf."""
@@ -154,6 +169,7 @@ class Wakeups(ABC):
         if os.getpid() != self._runner.pid:
             return  # the tasks and sockets are our parent's
         if self._sending is not None and _is_alive(self._sending):
+            self._hurry.set()
             await asyncio.wait({self._sending}, timeout=_SEND_DEADLINE_SEC)
         await self._stop_receiving()
 
