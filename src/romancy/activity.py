@@ -9,7 +9,6 @@ In a workflow's body, awaiting one is a durable step; anywhere else it just runs
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine
@@ -28,7 +27,7 @@ from .engine.ambient import (
 )
 from .engine.contexts import in_context_of_its_own
 from .engine.run import UNSTORABLE, Run
-from .engine.steps import ACTIVITY, COMPLETED, FAILED, Outcome, Step, recorded_input
+from .engine.steps import ACTIVITY, COMPLETED, FAILED, Outcome, Step, Success, recorded_input
 from .engine.threads import in_thread
 from .errors import ActivityError, SerializationError
 from .logs import about, log
@@ -134,8 +133,13 @@ class Activity(Generic[P, T]):
             result = self.signature.decode_result(outcome.result)
             return result
         step = run.ask(ACTIVITY, self.name, step_id, input_json=input_json, decode=self.signature.decode_result)
-        step.perform = functools.partial(self._perform, run, step)
-        result = await step.future
+        step.perform = self._perform
+        try:
+            result = await step.future
+        except asyncio.CancelledError:
+            if step.future.cancelled():
+                run.withdraw(step)
+            raise
         return result
 
     def _invoke(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
@@ -145,14 +149,17 @@ class Activity(Generic[P, T]):
 
     # Live, on the worker's own loop.
 
-    async def _perform(self, run: Run, step: Step) -> None:
-        """Attempt until there is an outcome, or until the pause before the next attempt is a long one."""
+    async def _perform(self, run: Run, step: Step) -> Success | None:
+        """Attempt until there is an outcome, or until the pause before the next attempt is a long one.
+
+        A success that nothing has to be recorded with is returned: its record is waited for by whoever called.
+        """
         noted = run.attempts.get(step.id)
         attempt = noted.failed + 1 if noted else 1
         first_at = noted.first_at.timestamp() if noted and noted.first_at else run.timestamp()
         cut_off = noted is not None and noted.cut_off
         if noted and noted.retry_at is not None and not await self._pause(run, step, attempt - 1, noted.retry_at):
-            return
+            return None
         try:
             if not run.fits(step.input_json):  # before anything happens, not after
                 size, limit = len(step.input_json.encode()), run.storage.payload_limit
@@ -162,26 +169,34 @@ class Activity(Generic[P, T]):
                 await self._register_compensation(run, step, self._compensator)
         except (SerializationError, *UNSTORABLE) as unstorable:
             await run.record(self._failed(run, step, unstorable))
-            return
+            return None
         attempt_once = self._attempt_watched if run.observers.anybody else self._attempt
         while True:
-            failure = await attempt_once(run, step, attempt)
-            if failure is None:
-                return
-            error, elapsed_sec = failure.error, run.timestamp() - first_at
-            cut_off |= failure.cut_off
-            if failure.took_effect or not self.retry.allows(error, attempt, elapsed_sec):
-                self._tell_of_failure(run, step, attempt, error, "for good")
-                await run.record(self._failed(run, step, error, took_effect=failure.took_effect or cut_off))
-                return
+            ended = await attempt_once(run, step, attempt)
+            if not isinstance(ended, Failure):
+                return ended
+            error, elapsed_sec = ended.error, run.timestamp() - first_at
+            cut_off |= ended.cut_off
+            if ended.took_effect or not self.retry.allows(error, attempt, elapsed_sec):
+                await self._fail(run, step, attempt, error, took_effect=ended.took_effect or cut_off)
+                return None
             pause_sec = self.retry.pause_sec(attempt)
             self._tell_of_failure(run, step, attempt, error, f"the next follows in {pause_sec:.1f} s")
             retry_at = run.now() + timedelta(seconds=pause_sec)
             details = {"retry_at": retry_at.isoformat(), "cut_off": cut_off}
             await run.record(self._failed(run, step, error, attempt=attempt, **details))
             if not await self._pause(run, step, attempt, retry_at):
-                return
+                return None
             attempt += 1
+
+    async def _fail(self, run: Run, step: Step, attempt: int, error: Exception, *, took_effect: bool) -> None:
+        self._tell_of_failure(run, step, attempt, error, "for good")
+        await run.record(self._failed(run, step, error, took_effect=took_effect))
+
+    async def _refused(self, run: Run, step: Step, error: Exception) -> None:
+        """What a successful attempt brought about cannot be stored."""
+        noted = run.attempts.get(step.id)
+        await self._fail(run, step, noted.failed + 1 if noted else 1, error, took_effect=True)
 
     @staticmethod
     def _tell_of_failure(run: Run, step: Step, attempt: int, error: Exception, outlook: str) -> None:
@@ -225,15 +240,24 @@ class Activity(Generic[P, T]):
         await run.storage.add_compensation(entry, lock=run.lock)
 
     async def _attempt_watched(self, run: Run, step: Step, attempt: int) -> Failure | None:
-        """Try once, and tell hooks of it."""
+        """Try once, record success, and tell hooks of it."""
         with run.watch(step, attempt) as watched:
-            failure = await self._attempt(run, step, attempt)
-            if failure is not None:
-                watched.failed(failure.error)
-            return failure
+            ended = await self._attempt(run, step, attempt)
+            if isinstance(ended, Success):
+                try:
+                    await run.record(ended.event, ended.outcome)
+                    return None
+                except UNSTORABLE as error:
+                    ended = Failure(error, took_effect=True)
+            if ended is not None:
+                watched.failed(ended.error)
+            return ended
 
-    async def _attempt(self, run: Run, step: Step, attempt: int) -> Failure | None:
-        """Try once and record success; else how it failed. What is the infrastructure's trouble is raised."""
+    async def _attempt(self, run: Run, step: Step, attempt: int) -> Success | Failure | None:
+        """Try once: what is to be recorded, or how it failed; nothing if it was recorded together with something else.
+
+        What is the infrastructure's trouble is raised.
+        """
         context = ActivityContext(run.storage, run.instance_id, step.id, attempt, self.transactional)
         token = CURRENT_ACTIVITY.set(context)
         try:
@@ -259,13 +283,12 @@ class Activity(Generic[P, T]):
             result = self.signature.encode_result(value)
             if context.emitted:
                 await run.in_turn(self._write_together, run, step, result, context)
-            else:
-                at = run.timestamp()
-                outcome = Outcome(self.name, result=msgspec.Raw(result.encode()), at=at)
-                await run.record(self._completed(run, step, result, at), outcome)
+                return None
         except (SerializationError, OutboxEventExistsError, *UNSTORABLE) as error:
             return Failure(error, took_effect=True)
-        return None
+        at = run.timestamp()
+        outcome = Outcome(self.name, result=msgspec.Raw(result.encode()), at=at)
+        return Success(self._completed(run, step, result, at), outcome, self._refused)
 
     def _timed(self, step: Step) -> Awaitable[Any]:
         """Call the function, within its timeout."""

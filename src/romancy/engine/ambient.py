@@ -6,6 +6,8 @@ import asyncio
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ..errors import InActivityError, NotInWorkflowError, RomancyError
 
 if TYPE_CHECKING:
@@ -15,16 +17,15 @@ if TYPE_CHECKING:
 CURRENT_RUN: ContextVar[Run | None] = ContextVar("romancy_run", default=None)
 
 
-class ActivityContext:
+class ActivityContext(msgspec.Struct, eq=False):
     """What an activity may know of the step it is."""
 
-    def __init__(self, storage: SQLStorage, instance_id: str, step_id: str, attempt: int, transactional: bool) -> None:
-        self.storage = storage
-        self.instance_id = instance_id
-        self.step_id = step_id
-        self.attempt = attempt
-        self.transactional = transactional
-        self.emitted: list[OutboxEvent] = []
+    storage: SQLStorage
+    instance_id: str
+    step_id: str
+    attempt: int
+    transactional: bool
+    emitted: list[OutboxEvent] = []
 
     @property
     def idempotency_key(self) -> str:

@@ -22,7 +22,8 @@ from ..storage import (
     PayloadTooLargeError,
 )
 from .ambient import current_run
-from .steps import Kind, recorded_input
+from .run import Run
+from .steps import Kind, Step, recorded_input
 
 THE_BODYS_FAULT = (
     ChannelModeConflictError,
@@ -59,7 +60,7 @@ async def call(function: str, arguments: dict[str, Any], perform: Perform) -> An
         data = f'{{"activity_name": "{function}", "result": {result}, "input": {recorded_input(input_json)}}}'
         return run.event(step.id, HistoryEventType.ACTIVITY_COMPLETED, data)
 
-    async def make() -> None:
+    async def make(run: Run, step: Step) -> None:
         with run.watch(step) as watched:
             try:
                 await perform(record)

@@ -114,6 +114,50 @@ class _Unwritten:
 class Run:
     """The execution of one instance by one holder of its lock."""
 
+    # More than thirty: without slots Python would keep them in a dictionary, made anew for each instance.
+    __slots__ = (
+        "__weakref__",
+        "_ahead",
+        "_beside",
+        "_body",
+        "_calls_outside",
+        "_doing",
+        "_encode_result",
+        "_ending",
+        "_failure",
+        "_history_time",
+        "_last_steps",
+        "_new",
+        "_payload_limit",
+        "_pending",
+        "_performing",
+        "_progress",
+        "_registered",
+        "_root",
+        "_teardowns",
+        "_tearing_down",
+        "_unwritten",
+        "_upcoming",
+        "_withdrawn",
+        "_writing",
+        "attempts",
+        "encode_arguments",
+        "ended",
+        "event_types",
+        "instance",
+        "instance_id",
+        "last_id",
+        "live",
+        "lock",
+        "loop",
+        "now",
+        "observers",
+        "perhaps_begun",
+        "stopped",
+        "storage",
+        "timestamp",
+    )
+
     def __init__(
         self,
         storage: SQLStorage,
@@ -303,29 +347,36 @@ class Run:
         retry_at = stored.get("retry_at")
         noted.retry_at = datetime.fromisoformat(retry_at) if retry_at else None
 
-    def deliver(self, event: HistoryEvent, outcome: Outcome | None = None) -> None:
-        """Hand a recorded result to the step that waits for it, and let the body go on.
-
-        Whoever has just recorded it says what its outcome is: there is nothing to read or to check.
-        """
+    def deliver(self, event: HistoryEvent) -> None:
+        """Hand a recorded result to the step that waits for it, and let the body go on."""
         self._has_seen(event.id)
         if self._registered and event.event_type in _END_WAITS:
             self._registered.discard(event.activity_id)
         if "#" in event.activity_id:
             self._end_pause(event.activity_id.partition("#")[0])
             return
-        step = self._pending.pop(event.activity_id, None)
-        if step is None:
-            if event.activity_id in self._withdrawn:
-                return
-            raise NonDeterminismError(self._unexpected(event))
-        if outcome is None:
+        step = self._awaited(event)
+        if step is not None:
             step.check(event)
-        else:
+            self._hand_over(step, event, step.recorded_at(event))
+
+    def _deliver_own(self, event: HistoryEvent, outcome: Outcome) -> None:
+        """The same for whoever has just made the record of a success: there is nothing to read or to check."""
+        step = self._awaited(event)
+        if step is not None:
             step.outcome = outcome
+            self._hand_over(step, event, outcome.at)
+
+    def _awaited(self, event: HistoryEvent) -> Step | None:
+        """The step whose result this is, which is not waited for any longer; None if the body has given it up."""
+        step = self._pending.pop(event.activity_id, None)
+        if step is None and event.activity_id not in self._withdrawn:
+            raise NonDeterminismError(self._unexpected(event))
+        return step
+
+    def _hand_over(self, step: Step, event: HistoryEvent, recorded_at: float) -> None:
         self._new.pop(step.id, None)  # a replay would else keep every step it has ever seen
         self._doing.pop(step.id, None)
-        recorded_at = step.recorded_at(event) if outcome is None else outcome.at
         if recorded_at > self._history_time:
             self._history_time = recorded_at
         step.settle(event)
@@ -383,9 +434,9 @@ class Run:
             if self._root.done():
                 return await self._finish(self._root)
             call = self._start_activities()
-            if call is not None:
+            if call is not None and call.perform is not None:
                 async with self._writing:
-                    await call()
+                    await call.perform(self, call)
             elif self._doing:
                 await self._wait_for_progress()
             elif not await self._suspend():
@@ -397,14 +448,14 @@ class Run:
             async with self._writing:
                 pass
 
-    def _start_activities(self) -> Callable[[], Awaitable[None]] | None:
+    def _start_activities(self) -> Step | None:
         """Start what the body has asked for, in order; a call is returned, to be made before anything else."""
         while self._new:
             step = self._new.pop(next(iter(self._new)))
             if step.id not in self._pending or step.perform is None:
                 continue
             if step.kind is CALL:
-                return step.perform
+                return step
             self._start(step)
         return None
 
@@ -420,7 +471,12 @@ class Run:
             while following is not None:
                 step = following
                 assert step.perform is not None, "an activity can be performed"
-                await step.perform()
+                success = await step.perform(self, step)
+                if success is not None:
+                    try:
+                        await self.record(success.event, success.outcome)
+                    except UNSTORABLE as error:
+                        await success.refused(self, step, error)
                 self._doing.pop(step.id, None)
                 following = self._follow(task)
         except asyncio.CancelledError:
@@ -435,9 +491,10 @@ class Run:
 
     def _follow(self, task: asyncio.Task[None]) -> Step | None:
         """Take on the next activity in the running task; None if there is more to look at than that."""
+        if len(self._new) != 1 or self._beside or not self._performing:
+            return None
         over = self.ended is not None or self.stopped is not None or self._failure is not None
-        disturbed = self._beside or over or not self._performing
-        if disturbed or len(self._new) != 1 or task.cancelling():
+        if over or task.cancelling():
             return None
         (step,) = self._new.values()
         if step.kind is not ACTIVITY:
@@ -593,11 +650,18 @@ class Run:
         """Unwind the body without recording anything; what it returns or raises from here on is ignored."""
         self._tearing_down = True
         self._upcoming.clear()
+        if self.loop.tasks or self._pending or self.loop.ready:
+            self._unwind()
+        self._root = None
+        self.loop.close()
+
+    def _unwind(self) -> None:
         spins = 0
         for _ in range(_MOST_TEARDOWNS):
             for step in list(self._pending.values()):
                 if not step.future.done():
                     step.future.set_exception(Teardown())
+                    step.future.exception()  # seen: the task that waits for it raises it
             self._pending.clear()
             try:
                 self.loop.run_until_blocked()
@@ -616,8 +680,6 @@ class Run:
             for task in self.loop.tasks:
                 # Kept for ever: Python would unwind the task before forgetting it, and never come to an end either.
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
-        self._root = None
-        self.loop.close()
 
     # What the body calls; these run on the workflow's own loop.
 
@@ -646,12 +708,13 @@ class Run:
             self._teardowns += 1
             if self._teardowns <= _MOST_TEARDOWNS:
                 raise Teardown
-        future = self.loop.create_future()
+        future: asyncio.Future[Any] = asyncio.Future(loop=self.loop)
         asked = Step(step or self.next_step_id(name), kind, name, future, input_json, decode, wait, fire)
         if self._tearing_down:
             return asked  # it is never settled: a body that swallows every Teardown would else never come to rest
-        asked.on_done = functools.partial(self._on_done, asked)
-        future.add_done_callback(asked.on_done)
+        if kind is not ACTIVITY:  # which is never awaited but in its call: that notices, and every step costs less
+            asked.on_done = functools.partial(self._on_done, asked)
+            future.add_done_callback(asked.on_done)
         self._pending[asked.id] = asked
         self._new[asked.id] = asked
         return asked
@@ -659,8 +722,6 @@ class Run:
     def _on_done(self, step: Step, future: asyncio.Future[Any]) -> None:
         if future.cancelled():
             self.withdraw(step)
-        elif not future.cancelled():
-            future.exception()  # seen: the task that waits for it raises it
 
     def withdraw(self, step: Step) -> None:
         """The body no longer waits for the step: whatever comes of it is not recorded, or ignored."""
@@ -723,7 +784,7 @@ class Run:
         """
         self._ahead = True
         try:
-            self.deliver(event, outcome)
+            self._deliver_own(event, outcome)
         finally:
             try:
                 if not await self._end_with(event):
@@ -796,15 +857,17 @@ class Run:
             return error
 
     def _is_wanted(self, event: HistoryEvent) -> bool:
-        return event.activity_id.partition("#")[0] in self._pending
+        return event.activity_id in self._pending or event.activity_id.partition("#")[0] in self._pending
 
     def _recorded(self, event: HistoryEvent, history_id: int, outcome: Outcome | None = None) -> None:
         self._has_seen(history_id)
-        if "#" in event.activity_id:
+        if outcome is not None:
+            self._deliver_own(event, outcome)
+        elif "#" in event.activity_id:
             step, _, attempt = event.activity_id.partition("#")
             self._note_attempt(step, attempt, event)
         else:
-            self.deliver(event, outcome)
+            self.deliver(event)
 
     async def in_turn(self, write: Callable[P, Awaitable[HistoryEvent]], *args: P.args, **kwargs: P.kwargs) -> None:
         """Run a transaction of this run that records a step itself, while nobody else of it writes."""

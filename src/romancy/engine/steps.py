@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,6 +15,9 @@ from ..errors import NonDeterminismError, ReceiveTimeoutError
 from ..serialization import StoredError, fingerprint
 from ..storage import HistoryEvent, HistoryEventType, TimerSubscription
 from ..storage.models import Wait
+
+if TYPE_CHECKING:
+    from .run import Run
 
 LONGEST_ID = 255
 _LONGEST_PATH = 100
@@ -59,7 +62,7 @@ class Message(msgspec.Struct, frozen=True):
     published_at: datetime | None = None
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Outcome(msgspec.Struct, frozen=True, gc=False):
     """An activity's recorded end."""
 
     activity_name: str
@@ -98,6 +101,18 @@ def recorded_outcome(event: HistoryEvent, name: str, input_json: str) -> Outcome
     return outcome if outcome.activity_name == name and outcome.is_of(input_json) else None
 
 
+class Success(msgspec.Struct, frozen=True):
+    """What an activity has brought about, to be recorded."""
+
+    event: HistoryEvent
+    outcome: Outcome
+    refused: Callable[[Run, Step, Exception], Awaitable[None]]
+    """What is done instead if it cannot be stored."""
+
+
+Perform = Callable[["Run", "Step"], Awaitable[Success | None]]
+
+
 class Step:
     """One durable thing that the body waits for."""
 
@@ -132,7 +147,7 @@ class Step:
         self.future = future
         self.input_json = input_json
         self.decode = decode
-        self.perform: Callable[[], Awaitable[None]] | None = None
+        self.perform: Perform | None = None
         """How to do it, live: activities and calls."""
         self.wait = wait
         """What to wait for: timers, receives, children."""
@@ -185,7 +200,7 @@ class Step:
             return
         if self.on_done is not None:
             self.future.remove_done_callback(self.on_done)  # a settled step is not given up any more
-        self.on_done = self.perform = None  # both know this step: it would be left to the garbage collector
+        self.on_done = self.perform = None  # both may know this step: it would be left to the garbage collector
         try:
             self.future.set_result(self._result(event))
         except Exception as error:

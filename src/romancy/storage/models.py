@@ -97,8 +97,11 @@ ANY: Final = AnyFramework()
 DataType = Literal["json", "binary"]
 
 
-class Model(msgspec.Struct, frozen=True):
-    """A row's value: compared by content, hashable, changed with `msgspec.structs.replace`."""
+class Model(msgspec.Struct, frozen=True, gc=False):
+    """A row's value: compared by content, hashable, changed with `msgspec.structs.replace`.
+
+    None is part of a cycle: what the garbage collector need not look at, it does not look at.
+    """
 
 
 class WorkflowInstance(Model, frozen=True):

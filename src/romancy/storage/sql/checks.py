@@ -69,7 +69,8 @@ def check_json(what: str, text: str, limit: int) -> str:
         raise InvalidJSONError(f"{what} must be JSON text (str), not {type(text).__name__}")
     try:
         encoded = text.encode()
-        check_size(what, len(encoded), limit)
+        if len(encoded) > limit:
+            raise PayloadTooLargeError(what, len(encoded), limit)
         _any_json.decode(encoded)
     except UnicodeEncodeError as error:
         raise InvalidJSONError(f"{what} is not valid Unicode") from error

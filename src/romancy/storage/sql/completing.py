@@ -155,7 +155,13 @@ class Completing(Instances, History):
             await self._complete(instance_id, output_data, lock, record, strict)
             return
         try:
-            if not await self._completed_at_once(instance_id, output_data, lock, record):
+            if record is None:
+                completed = await self._complete_untied(instance_id, output_data, lock)
+            elif self._fit_together(output_data, record):
+                completed = await self._complete_recording(instance_id, output_data, lock, record)
+            else:
+                completed = False
+            if not completed:
                 await self._complete(instance_id, output_data, lock, record, strict)
         except OutcomeUnknownError as unknown:
             try:
@@ -163,16 +169,10 @@ class Completing(Instances, History):
             except (TransientStorageError, StorageClosedError):
                 raise unknown from None  # that nothing was written would be said of the second attempt only
 
-    async def _completed_at_once(
-        self, instance_id: str, output_data: str | None, lock: Lock, record: HistoryEvent | None
-    ) -> bool:
-        """Complete it with one write; False if that was not to be."""
-        if record is None:
-            return await self._complete_untied(instance_id, output_data, lock)
+    def _fit_together(self, output_data: str | None, record: HistoryEvent) -> bool:
+        """Whether both go into one message, however long they may be after quoting."""
         length = len(output_data or "") + len(record.event_data or "") + len(record.event_data_binary or b"")
-        if length * 4 > self.payload_limit:  # as long as they may be after quoting, both go into one message
-            return False
-        return await self._complete_recording(instance_id, output_data, lock, record)
+        return length * 4 <= self.payload_limit
 
     async def _complete_again(
         self, instance_id: str, output_data: str | None, lock: Lock, record: HistoryEvent | None

@@ -218,7 +218,8 @@ class Instances(Listing):
     async def _create_owned(self, instance: WorkflowInstance) -> Lock | None:
         """Create an instance of a known definition for its owner; None if the definition is new or the id taken."""
         lock = born_locked(instance, None)
-        row = self._checked_instance(instance) | lock_columns(lock, instance.locked_at)
+        row = self._checked_instance(instance)
+        row |= lock_columns(lock, instance.locked_at)
         return lock if await self._create.run(row) else None
 
     @operation(undo="_give_back_created", touches=touches.of_creation)

@@ -22,7 +22,7 @@ S = TypeVar("S", bound="HasRunner")
 T = TypeVar("T")
 
 
-class Hint(msgspec.Struct, frozen=True):
+class Hint(msgspec.Struct, frozen=True, gc=False):
     """A wake-up for whoever waits, sent after the commit; losing one delays work and never loses it."""
 
     topic: str
@@ -32,7 +32,7 @@ class Hint(msgspec.Struct, frozen=True):
         yield self
 
 
-class Touches(msgspec.Struct, frozen=True):
+class Touches(msgspec.Struct, frozen=True, gc=False):
     """What an operation has to do with, by name: two that touch nothing in common can run side by side."""
 
     changes: tuple[str, ...] = ()

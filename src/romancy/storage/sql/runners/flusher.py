@@ -52,13 +52,12 @@ class SharedJob(Job):
 
     __slots__ = ("number", "touches", "wrote")
 
-    touches: Touches
-    number: int
-    """In which order it came."""
-
-    def begin(self) -> None:
+    def __init__(self, call: Call[Any], loop: asyncio.AbstractEventLoop, touches: Touches, number: int) -> None:
+        super().__init__(call, loop)
+        self.touches = touches
+        self.number = number
+        """In which order it came."""
         self.wrote = False
-        super().begin()
 
     def _raised(self, error: Exception) -> None:
         if self.wrote:
@@ -174,9 +173,7 @@ class Flusher:
             self._pool.settle_in()
             self._forget()  # what an event loop that has ended left behind is nobody's any more
             self._loop = loop
-        job = SharedJob(call, loop)
-        job.touches = touches
-        job.number = next(self._numbers)
+        job = SharedJob(call, loop, touches, next(self._numbers))
         # Those of a single write go with their like, in one message; what takes several, with whatever does so, too.
         company = touches.alike if touches.alike is not None else call.function if call.traits.autocommit else None
         self._queues.setdefault(company, []).append(job)

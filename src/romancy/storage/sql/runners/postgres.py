@@ -150,17 +150,13 @@ class PostgresConnection(Connection):
 
     def _as_json(self, many: Many, rows: Sequence[Mapping[str, Any]]) -> str:
         """Parameters as one: of a list asyncpg asks every element whether it is a list, too."""
-        spelled = [name for name, kind in many.columns.items() if kind in _SPELLED]
-        return as_json([self._spelled(row, spelled) for row in rows])
+        columns = [name for name, kind in many.columns.items() if kind in _SPELLED]
+        spelled = [{name: self._spelled(row[name]) for name in columns if row[name] is not None} for row in rows]
+        return as_json([{**row, **special} if special else row for row, special in zip(rows, spelled, strict=True)])
 
-    def _spelled(self, row: Mapping[str, Any], columns: Sequence[str]) -> Mapping[str, Any]:
-        """A row with its times and bytes as PostgreSQL reads them."""
-        for name in columns:
-            value = row[name]
-            if value is not None:
-                text = f"\\x{value.hex()}" if isinstance(value, bytes) else self._driver.encode_time(value)
-                row = {**row, name: text}
-        return row
+    def _spelled(self, value: Any) -> Any:
+        """Times and bytes as PostgreSQL reads them."""
+        return f"\\x{value.hex()}" if isinstance(value, bytes) else self._driver.encode_time(value)
 
     async def _execute_equal(
         self, queries: Sequence[Query[Any]], numbers: list[int], want: Want, answers: list[Any]

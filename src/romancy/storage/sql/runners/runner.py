@@ -16,6 +16,7 @@ from ...errors import StorageClosedError
 from ..drivers.driver import Driver
 from ..operation import Call, Hint, Traits
 from ..transactions import Transactions
+from .job import Job
 
 T = TypeVar("T")
 
@@ -64,7 +65,8 @@ class BaseRunner(ABC):
 
     async def run(self, call: Call[T]) -> T:
         """Run the operation: in the ambient transaction, else in one of its own."""
-        self.check_process()
+        if _forks.count != self._forks:
+            self.check_process()
         transaction = self.transactions.current()
         if transaction is not None:
             return await transaction.run(call)
@@ -75,7 +77,14 @@ class BaseRunner(ABC):
         else:
             await self._wait_in_line()
         try:
-            return await self._run_outside(call)
+            taken = self._take_on(call)
+            if not isinstance(taken, Job):
+                return await taken
+            try:
+                return await taken.future  # type: ignore[no-any-return]
+            except (Exception, asyncio.CancelledError) as error:
+                trouble = error
+            return await self._in_trouble(taken, trouble)  # type: ignore[no-any-return]
         finally:
             self._leave()
 
@@ -106,9 +115,15 @@ class BaseRunner(ABC):
         else:
             turn.set_result(None)
 
+    # Each level of coroutines between a caller and what it waits for costs every step of every workflow: hence a job.
+
     @abstractmethod
-    def _run_outside(self, call: Call[T]) -> Coroutine[Any, Any, T]:
-        """Run the operation outside any transaction of a user's."""
+    def _take_on(self, call: Call[T]) -> Job | Coroutine[Any, Any, T]:
+        """Queue an operation outside any transaction of a user's; or the coroutine that runs it by itself."""
+
+    @abstractmethod
+    async def _in_trouble(self, job: Job, error: BaseException) -> Any:
+        """What comes of a queued operation after all that was answered with an error, or whose caller is cancelled."""
 
     @abstractmethod
     async def open(self) -> None:

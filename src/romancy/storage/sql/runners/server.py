@@ -22,9 +22,10 @@ from ...errors import (
     TransientStorageError,
 )
 from ..drivers.driver import Driver
-from ..operation import Call, Hint
+from ..operation import Call, Hint, Touches
 from ..transactions import Session, Transactions, describe_deadline
-from .flusher import LANES, Apart, Flusher
+from .flusher import LANES, Apart, Flusher, SharedJob
+from .job import Job
 from .pool import Connection, Pool
 from .runner import BaseRunner, undoing
 from .settled import Undo, settled, unbroken
@@ -88,27 +89,28 @@ class ServerRunner(BaseRunner):
 
     # An operation of its own.
 
-    async def _run_outside(self, call: Call[T]) -> T:
+    def _take_on(self, call: Call[T]) -> Job | Coroutine[Any, Any, T]:
         touches = call.touches()
         if touches is None:
-            return await self._run_alone(call)
+            return self._run_alone(call)
         if self.flusher.plays_solo(touches):
-            with self.flusher.keeping_clear(touches):
-                return await self._run_alone(call)
-        job = self.flusher.put(call, touches)
-        try:
-            return await job.future  # type: ignore[no-any-return]
-        except Apart:
-            failed = None
-        except Failure as failure:
-            failed = failure
-        except asyncio.CancelledError:
-            await job.settle()
-            if job.error is None and call.traits.undo is not None:
-                await settled(self._repeated(undoing(call, job.result)))
-            raise
+            return self._run_solo(call, touches)
+        return self.flusher.put(call, touches)
+
+    async def _run_solo(self, call: Call[T], touches: Touches) -> T:
         with self.flusher.keeping_clear(touches):
-            return await self._run_again(call, failed)
+            return await self._run_alone(call)
+
+    async def _in_trouble(self, job: Job, error: BaseException) -> Any:
+        assert isinstance(job, SharedJob), "as the flusher made it"
+        if isinstance(error, Apart | Failure):
+            with self.flusher.keeping_clear(job.touches):
+                return await self._run_again(job.call, error if isinstance(error, Failure) else None)
+        if isinstance(error, asyncio.CancelledError):
+            await job.settle()
+            if job.error is None and job.call.traits.undo is not None:
+                await settled(self._repeated(undoing(job.call, job.result)))
+        raise error
 
     async def _run_alone(self, call: Call[T]) -> T:
         """Run an operation to its end, even when its caller is cancelled."""

@@ -108,10 +108,12 @@ class SQLiteRunner(BaseRunner):
 
     # Callers' side.
 
-    def _run_outside(self, call: Call[T]) -> Coroutine[Any, Any, T]:
+    def _take_on(self, call: Call[T]) -> Job | Coroutine[Any, Any, T]:
         if call.traits.reads and not self.in_memory:
             return self._read(call)
-        return self._write(call)
+        if self._thread is None:
+            return self._write_first(call)
+        return self._handed_in(call)
 
     async def open(self) -> None:
         """Open the file; a clear error when that cannot be done."""
@@ -128,18 +130,20 @@ class SQLiteRunner(BaseRunner):
         if self._thread is None:
             await self._in_thread(self._ensure_thread)
 
-    async def _write(self, call: Call[T]) -> T:
-        if self._thread is None:
-            await self._start_writer()
-        job = Job(call, asyncio.get_running_loop())
-        self._hand_in(job)
+    async def _write_first(self, call: Call[T]) -> T:
+        await self._start_writer()
+        job = self._handed_in(call)
         try:
             return await job.future  # type: ignore[no-any-return]
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            return await self._in_trouble(job, error)  # type: ignore[no-any-return]
+
+    async def _in_trouble(self, job: Job, error: BaseException) -> Any:
+        if isinstance(error, asyncio.CancelledError):
             await job.settle()
-            if job.error is None and call.traits.undo is not None:
-                await self._undo(call, job.result)
-            raise
+            if job.error is None and job.call.traits.undo is not None:
+                await self._undo(job.call, job.result)
+        raise error
 
     async def _undo(self, call: Call[T], result: T) -> None:
         """Give back what a cancelled caller has won; what cannot be given back expires by itself."""
@@ -153,18 +157,20 @@ class SQLiteRunner(BaseRunner):
         except StorageError:
             return
 
-    def _hand_in(self, job: Job) -> None:
+    def _handed_in(self, call: Call[T]) -> Job:
         """Let it go with whatever else has arrived when the event loop comes round; at once, if nobody else comes."""
+        job = Job(call, asyncio.get_running_loop())
         if job.loop is not self._home:
             if self._home is not None and not self._home.is_closed():
                 self._enqueue([job])
-                return
+                return job
             self._home, self._arrived, self._lonely = job.loop, [], False
         if not self._arrived:
             if self._lonely and self._plays_solo() and self._did_here([job]):
-                return
+                return job
             job.loop.call_soon(self._dispatch)
         self._arrived.append(job)
+        return job
 
     def _plays_solo(self) -> bool:
         """Whether it is one caller who writes again and again; it may do so for a moment without waiting."""
