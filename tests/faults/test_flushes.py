@@ -2,8 +2,9 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,8 @@ from romancy.storage import (
     open_storage,
 )
 from romancy.storage.sql.operation import Touches
+from romancy.storage.sql.runners.postgres import PostgresConnection
+from romancy.storage.sql.statement import Query
 from tests.faults.proxy import Proxy, proxied
 from tests.harness import Harness, history_of, step
 
@@ -206,3 +209,62 @@ async def test_a_soloists_step_is_recorded_once_when_it_is_cut(company: Company,
     recorded = await history_of(company.truth, lock.instance_id)
     assert [event.activity_id for event in recorded] == ["first:1", "alone:0", "alone:1", "charge:1"]
     assert appended.id == recorded[-1].id
+
+
+@pytest.fixture
+def flights(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+    """The instances of each flush on PostgreSQL; the first two come back at the same moment."""
+    flights: list[set[str]] = []
+    both_are_back = asyncio.Event()
+    write_at_once = PostgresConnection.write_at_once
+
+    async def together(self: PostgresConnection, queries: Sequence[Query[Any]]) -> list[Any]:
+        answers = await write_at_once(self, queries)
+        flights.append({query.params["instance_id"] for query in queries})
+        if len(flights) == 2:
+            both_are_back.set()
+        await both_are_back.wait()
+        return answers
+
+    monkeypatch.setattr(PostgresConnection, "write_at_once", together)
+    return flights
+
+
+@pytest.mark.databases("postgres")
+async def test_callers_of_one_flush_ask_for_more_before_those_of_the_next_are_answered(
+    harness: Harness, storage: SQLStorage, flights: list[set[str]]
+) -> None:
+    """So that we work for one while the server is at the other, and do not wait for both."""
+    locks = [await harness.locked(storage) for _ in range(32)]
+    diary: list[tuple[str, str]] = []
+
+    async def two_steps(lock: Lock) -> None:
+        await storage.append_history(step(lock.instance_id, "first:1"), lock=lock)
+        diary.append(("answered", lock.instance_id))
+        await asyncio.sleep(0)  # as who has to start something
+        diary.append(("asks", lock.instance_id))
+        await storage.append_history(step(lock.instance_id, "second:1"), lock=lock)
+
+    await asyncio.gather(*map(two_steps, locks))
+
+    earlier = next(flight for flight in flights[:2] if diary[0][1] in flight)
+    assert [len(flight) for flight in flights[:2]] == [16, 16]
+    assert {instance_id for _, instance_id in diary[:32]} == earlier
+    assert [what for what, _ in diary[:32]] == ["answered"] * 16 + ["asks"] * 16
+    for lock in locks:
+        assert await storage.get_history_count(lock.instance_id) == 2
+
+
+@pytest.mark.databases("postgres")
+async def test_who_asks_for_no_more_keeps_nobody_waiting(
+    harness: Harness, storage: SQLStorage, flights: list[set[str]]
+) -> None:
+    locks = [await harness.locked(storage) for _ in range(32)]
+
+    async def one_step(lock: Lock) -> None:
+        await storage.append_history(step(lock.instance_id, "only:1"), lock=lock)
+
+    async with asyncio.timeout(10):
+        await asyncio.gather(*map(one_step, locks))
+
+    assert [len(flight) for flight in flights] == [16, 16]

@@ -39,6 +39,10 @@ _SMALLEST_SHARE = 16
 """Fewer are not divided among lanes: two messages cost more than is gained by sending them at the same time."""
 _MOST_SOLOISTS = 4
 """Whoever starts workflows one after the other is one, and each of them is another."""
+_MANY = 8
+"""So many callers who were answered are given time to ask for more before others are answered."""
+_ROUNDS = 5
+"""Of the event loop: whoever creates an instance needs four of them until its first step is to be recorded."""
 _LANE_PATIENCE_SEC = 0.05
 """A flush that has not come back by then waits for somebody, and others may start meanwhile."""
 
@@ -149,6 +153,10 @@ class Flusher:
         self._numbers = itertools.count()
         self._busy: list[Crowd] = []
         self._flights: list[Flight] = []
+        self._landed: deque[Batch] = deque()
+        """Batches that are back; the callers of the first are answered."""
+        self._their_turn: Batch | None = None
+        """The first of them, while its callers have yet to ask for more."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._called = False
         self._watched = False
@@ -242,6 +250,8 @@ class Flusher:
         flight = Flight(batch, loop.time())
         self._flights.append(flight)
         self._keep_watch(loop)
+        if self._their_turn is not None:
+            self._end_turn(self._their_turn)  # those who are answered now go on when this flight is on its way
         return flight
 
     def _keep_watch(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -316,18 +326,48 @@ class Flusher:
             self._land(flight)
 
     def _land(self, flight: Flight) -> None:
-        """Answer the callers of a batch and make room for the next."""
-        jobs = flight.batch.jobs
+        """Make room for the next batch, and answer the callers of this one when it is their turn."""
         self._flights.remove(flight)
         self._busy.remove(flight.batch)
-        if len(jobs) > 1 or self._queues:
+        if len(flight.batch.jobs) > 1 or self._queues:
             self._soloists.clear()
         elif self._came_last not in self._soloists:
             self._soloists.append(self._came_last)
-        for job in jobs:
-            job.answer()
-        self._runner.announce([hint for job in jobs for hint in job.hints])
-        self._dispatch()
+        self._landed.append(flight.batch)
+        if len(self._landed) == 1:
+            self._answer()
+
+    def _answer(self) -> None:
+        """Answer batches that have landed: after one of many callers, the next when those have asked for more.
+
+        Were both lanes answered at once, we would work for both and then wait for both. In turns, we work for one while
+        the server is at the other.
+        """
+        while self._landed:
+            batch = self._landed[0]
+            for job in batch.jobs:
+                job.answer()
+            self._runner.announce([hint for job in batch.jobs for hint in job.hints])
+            if len(batch.jobs) >= _MANY:
+                self._their_turn = batch
+                asyncio.get_running_loop().call_soon(self._come_round, batch, _ROUNDS)
+                return
+            self._landed.popleft()
+            self._dispatch()
+
+    def _come_round(self, batch: Batch, rounds: int) -> None:
+        """The event loop has come round once more; nobody is waited for without end."""
+        if rounds and self._their_turn is batch:
+            asyncio.get_running_loop().call_soon(self._come_round, batch, rounds - 1)
+        else:
+            self._end_turn(batch)
+
+    def _end_turn(self, batch: Batch) -> None:
+        if self._landed and self._landed[0] is batch:
+            self._their_turn = None
+            self._landed.popleft()
+            self._dispatch()
+            self._answer()
 
     async def _run_one(self, job: SharedJob) -> None:
         """Without company, without the cost of company."""
