@@ -59,7 +59,8 @@ class History(Manager):
             key=("instance_id", "activity_id"),
             inserted_by=("lock_token", "token"),
             table="workflow_history",
-            # Row by row: with a join, the plan that is made while the table is small reads all of it for good.
+            # Row by row: with a join, the plan that is made while the table is small reads all of it for good. A step
+            # that is recorded already makes all of them run alone: to look for it first would cost each of them more.
             postgres=f"""
                 {_APPENDED}
                   FROM {{rows}} CROSS JOIN LATERAL (
@@ -67,7 +68,6 @@ class History(Manager):
                         WHERE i.instance_id = r.instance_id AND {_WHILE_OWNED}
                        FOR SHARE SKIP LOCKED) i
                  ORDER BY r.number
-                ON CONFLICT (instance_id, activity_id) DO NOTHING
                 RETURNING id, instance_id, activity_id""",
             mysql=f"""
                 {_APPENDED} FROM {{rows}} STRAIGHT_JOIN workflow_instances i ON i.instance_id = r.instance_id
