@@ -389,7 +389,7 @@ class Flusher:
     async def _flush(self, flight: Flight) -> None:
         """Run a batch in one transaction."""
         try:
-            connection = await self._runner.taken(self._pool.take())
+            connection = self._pool.take_now() or await self._runner.taken(self._pool.take())
         except Failure as failure:
             raise Apart from failure
         flight.connection = connection
