@@ -199,11 +199,12 @@ async def test_an_answer_to_what_was_asked_before_a_cancel_does_not_settle_it(ma
 @pytest.mark.databases("sqlite")
 async def test_a_result_can_be_waited_for_in_another_event_loop(make_app: MakeApp) -> None:
     handle = await begun(await make_app(unstoppable), unstoppable)
-    elsewhere = asyncio.create_task(asyncio.to_thread(asyncio.run, handle.result(10)))
+    elsewhere = asyncio.create_task(asyncio.to_thread(asyncio.run, handle.result(30)))
     await asyncio.sleep(0.2)
     log.append("enough")
 
-    assert await elsewhere == "ours"
+    async with asyncio.timeout(10):
+        assert await elsewhere == "ours"
 
 
 async def test_who_waits_for_a_result_is_not_kept_by_a_run_that_has_lost_its_lock(
