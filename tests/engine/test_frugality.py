@@ -92,6 +92,7 @@ async def test_a_message_wakes_a_receiver_here_with_two_commits_and_without_a_se
         with asked_for(app) as asked:
             await app.publish("numbers", number)
             await until(lambda asked=asked: asked_to_suspend(asked))
+            await until(lambda asked=asked: searched_for_others(asked))
     assert {name: count for name, count in asked.items() if name != "get_instance"} == {
         "publish_to_channel": 2,
         "get_channel_subscribers_waiting": 1,
@@ -143,3 +144,8 @@ def asked_for(app: App) -> Iterator[Counter[str]]:
 
 async def asked_to_suspend(asked: Counter[str]) -> bool:
     return asked["suspend"] == 7
+
+
+async def searched_for_others(asked: Counter[str]) -> bool:
+    """As the courier does when whoever it knows has got a message, while that one runs."""
+    return asked["get_channel_subscribers_waiting"] == 1

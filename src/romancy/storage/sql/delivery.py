@@ -138,7 +138,7 @@ class Delivery(Channels, Timers):
           {with_cursor}
          WHERE w.timeout_at IS NOT NULL AND w.timeout_at <= {statement_now}
            AND {ours} AND i.status IN {waiting} AND {not_parked}
-         ORDER BY w.timeout_at, w.id LIMIT :limit""",
+         ORDER BY w.timeout_at LIMIT :limit""",
         row=ChannelSubscription,
     )
 
