@@ -434,7 +434,8 @@ class Run:
             if self._root.done():
                 return await self._finish(self._root)
             call = self._start_activities()
-            if call is not None and call.perform is not None:
+            if call is not None:
+                assert call.perform is not None, "a call can be made"
                 async with self._writing:
                     await call.perform(self, call)
             elif self._doing:

@@ -100,7 +100,7 @@ DataType = Literal["json", "binary"]
 class Model(msgspec.Struct, frozen=True, gc=False):
     """A row's value: compared by content, hashable, changed with `msgspec.structs.replace`.
 
-    None is part of a cycle: what the garbage collector need not look at, it does not look at.
+    Nothing in it leads back to it, so the garbage collector need not look at it (`gc=False`).
     """
 
 

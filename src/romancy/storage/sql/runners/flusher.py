@@ -363,6 +363,7 @@ class Flusher:
             self._end_turn(batch)
 
     def _end_turn(self, batch: Batch) -> None:
+        """Go on to the next batch, unless that has happened already."""
         if self._landed and self._landed[0] is batch:
             self._their_turn = None
             self._landed.popleft()
