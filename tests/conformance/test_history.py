@@ -273,16 +273,16 @@ async def test_a_page_for_replay_lacks_only_the_times_of_completed_steps(harness
     await storage.append_history(step(instance_id, "sleep:1", event_type="TimerExpired"))
     await storage.append_history(step(instance_id, "call:1#1", event_type="ActivityFailed"))
     whole = await storage.get_history_paginated(instance_id)
-    replayed = await storage.get_history_paginated(instance_id, for_replay=True)
+    replayed = await storage.get_history_to_replay(instance_id)
     assert all(event.created_at is not None for event in whole.events)
     assert [event.created_at is None for event in replayed.events] == [True, True, False, False]
     assert replayed.events == [
         msgspec.structs.replace(event, created_at=None) if event.event_type == "ActivityCompleted" else event
         for event in whole.events
     ]
-    first = await storage.get_history_paginated(instance_id, 0, 1, for_replay=True)
+    first = await storage.get_history_to_replay(instance_id, 0, 1)
     assert (first.events, first.has_more) == (replayed.events[:1], True)
-    assert await storage.get_history_paginated(instance_id, first.events[0].id or 0, 9, for_replay=True) == (
+    assert await storage.get_history_to_replay(instance_id, first.events[0].id or 0, 9) == (
         replayed.events[1:],
         False,
     )

@@ -120,6 +120,7 @@ USES: dict[str, Use] = {
     "append_history event_type": lambda s, k: s.append_history(step("given", event_type=k)),
     "append_history_many": lambda s, k: s.append_history_many([step("given", "b:1"), step("given", k)]),
     "get_history_paginated": lambda s, k: s.get_history_paginated(k),
+    "get_history_to_replay": lambda s, k: s.get_history_to_replay(k),
     "get_history_event instance_id": lambda s, k: s.get_history_event(k, "a:1"),
     "get_history_event activity_id": lambda s, k: s.get_history_event("given", k),
     "get_history_count": lambda s, k: s.get_history_count(k),

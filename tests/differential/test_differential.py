@@ -84,5 +84,5 @@ def test_every_operation_of_the_contract_is_made_to_do_something() -> None:
         name for manager in managers for name in vars(manager) if inspect.iscoroutinefunction(getattr(manager, name))
     }
     transactions = {"begin_transaction", "commit_transaction", "rollback_transaction"}  # steps of their own
-    fruitful.add("get_history_paginated")  # by get_history, page by page
+    fruitful.update(["get_history_paginated", "get_history_to_replay"])  # by get_history, page by page
     assert contract - transactions <= fruitful

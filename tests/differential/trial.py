@@ -64,7 +64,11 @@ class Client:
             )
             found += events
             if not has_more:
-                return found
+                break
+        replayed = await self.storage.get_history_to_replay(instance_id, 0, len(found) or 1)
+        assert not replayed.has_more
+        assert [each.id for each in replayed.events] == [each.id for each in found]
+        return found
 
     async def look_for_work(self, soon_sec: float, **asked: Any) -> Work:
         """It may see messages that nobody waits for; the poll it sends us to decides."""

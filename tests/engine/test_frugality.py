@@ -44,7 +44,7 @@ async def test_a_workflow_that_is_born_and_ends_here_is_neither_replayed_nor_pol
     assert asked["_append_with_lock"] == 2 * WORKFLOWS
     assert asked["_complete_untied"] == 0  # the last step is recorded with the end
     assert asked["get_instance"] <= 2  # the worker knows the result; a slow machine may have looked all the same
-    assert asked["get_history_paginated"] == 0
+    assert asked["get_history_to_replay"] == 0
     assert asked["claim_resumable_workflows"] < WORKFLOWS
 
 
@@ -115,7 +115,7 @@ async def test_a_timer_wakes_a_sleeper_here_with_one_commit(make_app: MakeApp) -
     with asked_for(app) as asked:
         assert await handle.result() == "awake"
     assert asked["fire_and_claim"] == 4
-    assert asked["get_history_paginated"] == asked["claim_resumable_workflows"] == asked["get_awaited_steps"] == 0
+    assert asked["get_history_to_replay"] == asked["claim_resumable_workflows"] == asked["get_awaited_steps"] == 0
 
 
 async def test_who_has_no_place_when_his_timer_is_due_is_woken_when_there_is_one(make_app: MakeApp) -> None:

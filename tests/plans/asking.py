@@ -73,7 +73,7 @@ GROWING = {"stale-locks"}
 OTHERS: dict[str, Ask] = {
     "an-instance": lambda storage: storage.get_instance("i-finished-10000300"),
     "history": lambda storage: storage.get_history_paginated("i-finished-10000300", 0, 100),
-    "replay": lambda storage: storage.get_history_paginated("i-finished-10000300", 0, 100, for_replay=True),
+    "replay": lambda storage: storage.get_history_to_replay("i-finished-10000300", 0, 100),
     "pending-messages": lambda storage: storage.get_pending_channel_messages("channel-10000001"),
     "deliver": lambda storage: storage.deliver_channel_message_with_lock(
         "i-receiving-10000001", "channel-10000001", ChannelMessage("channel-10000001"), "worker", 60

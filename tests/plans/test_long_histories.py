@@ -1,8 +1,10 @@
 """A page of a long history is read without the rest of it and without what others have recorded, whatever is known."""
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 
-from romancy.storage import SQLStorage
+from romancy.storage import HistoryPage, SQLStorage
 from tests.harness import Harness
 from tests.numbers import joined, numbers
 
@@ -22,9 +24,9 @@ async def record(storage: SQLStorage, instance_id: str) -> None:
 
 
 @pytest.mark.parametrize("analyzed", [False, True])
-@pytest.mark.parametrize("for_replay", [False, True])
+@pytest.mark.parametrize("read", [SQLStorage.get_history_paginated, SQLStorage.get_history_to_replay])
 async def test_a_page_is_read_without_the_rest(
-    harness: Harness, storage: SQLStorage, for_replay: bool, analyzed: bool
+    harness: Harness, storage: SQLStorage, read: Callable[..., Awaitable[HistoryPage]], analyzed: bool
 ) -> None:
     for name in ("another", "long"):
         await harness.instance(storage, instance_id=name)
@@ -35,7 +37,7 @@ async def test_a_page_is_read_without_the_rest(
     last: int = await storage.conn().fetch_value("SELECT MAX(id) FROM workflow_history")
     for after_id in (0, last - STEPS // 2):
         with statements_sent() as sent:
-            page = await storage.get_history_paginated("long", after_id, 10, for_replay=for_replay)
+            page = await read(storage, "long", after_id, 10)
         assert len(page.events) == 10
         look = await LOOKERS[driver](storage).look(sent[-1])
         assert look.read < 100, look.plan

@@ -303,7 +303,7 @@ class Run:
         yield page
 
     def _read_page(self, after_id: int) -> Coroutine[Any, Any, HistoryPage]:
-        return self.storage.get_history_paginated(self.instance_id, after_id, _PAGE, for_replay=True)
+        return self.storage.get_history_to_replay(self.instance_id, after_id, _PAGE)
 
     def replayed(self, step_id: str, name: str, input_json: str) -> Outcome | None:
         """What is recorded of a step that the body asks for, if that is what the body would see next anyway.

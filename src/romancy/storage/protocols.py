@@ -284,10 +284,11 @@ class HistoryManager(Protocol):
         A lost lock raises, and nothing is written.
         """
 
-    async def get_history_paginated(
-        self, instance_id: str, after_id: int = 0, limit: int = 100, *, for_replay: bool = False
-    ) -> HistoryPage:
-        """Steps with an id above `after_id`, in order; `for_replay` without the times of those that were completed."""
+    async def get_history_paginated(self, instance_id: str, after_id: int = 0, limit: int = 100) -> HistoryPage:
+        """Steps with an id above `after_id`, in order."""
+
+    async def get_history_to_replay(self, instance_id: str, after_id: int = 0, limit: int = 100) -> HistoryPage:
+        """The same as quickly as can be, and without the times of steps that were completed."""
 
     async def get_history_event(self, instance_id: str, activity_id: str) -> HistoryEvent | None:
         """The record of one step, or None."""

@@ -11,7 +11,7 @@ from . import touches
 from .checks import check_batch, check_key, page_size, row_id
 from .manager import Manager, check_lock, same_record
 from .operation import operation
-from .statement import Many, sql
+from .statement import Many, Statement, sql
 
 _ATTEMPTS = 5
 
@@ -196,12 +196,18 @@ class History(Manager):
         return recorded
 
     @operation(reads=True)
-    async def get_history_paginated(
-        self, instance_id: str, after_id: int = 0, limit: int = 100, *, for_replay: bool = False
-    ) -> HistoryPage:
+    async def get_history_paginated(self, instance_id: str, after_id: int = 0, limit: int = 100) -> HistoryPage:
+        return await self._read_page(self._page, instance_id, after_id, limit)
+
+    # By key: in another thread, SQLite would take the interpreter from the body row by row, and the body from it.
+    @operation(reads=True, by_key=True)
+    async def get_history_to_replay(self, instance_id: str, after_id: int = 0, limit: int = 100) -> HistoryPage:
+        return await self._read_page(self._page_to_replay, instance_id, after_id, limit)
+
+    @staticmethod
+    async def _read_page(page: Statement[HistoryEvent], instance_id: str, after_id: int, limit: int) -> HistoryPage:
         wanted = page_size(limit)
         check_key("instance_id", instance_id)
-        page = self._page_to_replay if for_replay else self._page
         events = await page.all(instance_id=instance_id, after_id=row_id(after_id), limit=wanted + 1)
         return HistoryPage(events[:wanted], has_more=len(events) > wanted)
 

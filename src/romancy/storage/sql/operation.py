@@ -49,7 +49,7 @@ class Traits(msgspec.Struct, frozen=True):
     reads: bool = False
     """It writes nothing."""
     by_key: bool = False
-    """It reads a few rows by key: quick enough for the event loop's own thread on SQLite."""
+    """It reads a few rows by key, or a page: on SQLite quick enough for the event loop's own thread, if the disk is."""
     autocommit: bool = False
     """At most one of its statements writes, so they need no common transaction; or two, if they are `twofold`."""
     twofold: bool = False

@@ -5,8 +5,8 @@ transaction, a savepoint each, commits once, and only then answers: every caller
 many share one fsync. A small write, or a few that are a single statement each, are committed in the event loop's own
 thread, as long as the disk is quick: handing them to another thread and back takes longer, and while both threads have
 something to do, they take the interpreter from each other after every statement. Reads do not wait for the writer
-(WAL): by key on the event loop's own connection, the rest in reader threads. A user's transaction owns the writer while
-it lasts, within its deadline.
+(WAL): by key on the event loop's own connection, as long as that is quick, the rest in reader threads. A user's
+transaction owns the writer while it lasts, within its deadline.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ MEMORY = ":memory:"
 _LARGEST_BATCH = 512
 _QUICK_COMMIT_SEC = 0.005
 """The event loop may stand still for so long; when a commit has taken longer, the thread commits for a while."""
+_QUICK_READ_SEC = 0.01
+"""As long as a read by key, or of a page of history that is then replayed in this thread, may take here."""
+_RECOVERY = 5
+"""So many times as long as a slow read has taken the event loop, reads are left to threads."""
 _MOST_HERE = 32
 """So many single statements take about a millisecond."""
 _LONGEST_SOLO_SEC = 0.002
@@ -96,6 +100,7 @@ class SQLiteRunner(BaseRunner):
         """Whoever has it may use the writer's connection."""
         self._commit_sec = 0.0
         """How long commits take of late: at once when one is slow, and slowly back."""
+        self._reads_are_slow_until = 0.0
         self._company = Company(self.driver, self.note, self._drive_guarded)
         self._log = Log(path)
         self._starting = threading.Lock()
@@ -237,14 +242,24 @@ class SQLiteRunner(BaseRunner):
             self._refuse_queued()
 
     async def _read(self, call: Call[T]) -> T:
-        if call.traits.by_key:
+        if call.traits.by_key and time.perf_counter() >= self._reads_are_slow_until:
             try:
-                return self._read_on(await self._loop_connection(), call)
+                return self._read_here(await self._loop_connection(), call)
             except StorageError as error:
                 if not isinstance(error, TransientStorageError):
                     raise
                 # Somebody is recovering or checkpointing the file right now: wait in a thread, not in the loop.
         return await self._in_thread(lambda: self._read_on(self._thread_connection(), call))
+
+    def _read_here(self, connection: sqlite3.Connection, call: Call[T]) -> T:
+        """Read in this thread; after a read that was not quick, others read elsewhere for a while."""
+        began = time.perf_counter()
+        try:
+            return self._read_on(connection, call)
+        finally:
+            ended = time.perf_counter()
+            if ended - began > _QUICK_READ_SEC:
+                self._reads_are_slow_until = ended + _RECOVERY * (ended - began)
 
     async def _loop_connection(self) -> sqlite3.Connection:
         if self._loop_reader is not None:
