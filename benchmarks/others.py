@@ -1,7 +1,7 @@
 """The same workflow in other libraries: on the same server, with the same settings, taking turns with ours.
 
-Each runs in a process of its own, with an environment of its own that is made when it is first needed. While it is not
-its turn the process is stopped, so that its polling disturbs nobody.
+Each runs in a process of its own, as ours does, the others with an environment of their own that is made when it is
+first needed. While it is not its turn a process is stopped, so that its polling disturbs nobody.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from romancy import App
 from tests.servers.packages import FetchError, cache_directory, only_one_process
 
 from .bare import STEPS, HandWritten
 from .databases import Place
 from .measuring import Contender, Report, Result, Size, Target, per_second, take_turns
-from .workflows import AT_ONCE, CONNECTIONS, define_bare, five_steps, run_workflows
+from .workflows import AT_ONCE, CONNECTIONS, define_bare
 
 _PEERS = Path(__file__).with_name("peers")
 _PATIENCE_SEC = 120.0
-_LONGER = 3
+_LONGER = 3.0
 """So many times as many workflows of ours: a quarter of a second beside seconds of theirs would be a matter of luck."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """Another library."""
+    """A library that can be asked for workflows."""
 
     title: str
     requirements: tuple[str, ...]
@@ -46,11 +45,12 @@ class Peer:
     least: float | None
     """How many times as fast ours has to be, if that was said."""
     share: float = 1.0
-    """Of our number of workflows, how many it runs in a round: a slow one need not hold up the others."""
+    """Of the workflows of a round, how many it runs: a slow one need not hold up the others."""
     arguments: tuple[str, ...] = ()
     """What its script is told besides the URL."""
 
 
+OURS = Peer("ours", (), "with_romancy.py", {"postgres": "postgresql", "sqlite": "sqlite"}, None, _LONGER)
 _ABSURD = ("absurd-sdk==0.5.1", "absurdctl==0.5.1")
 PEERS = (
     Peer("absurd", _ABSURD, "with_absurd.py", {"postgres": "postgresql"}, 12, 0.3, ("1",)),
@@ -81,36 +81,41 @@ async def measure(places: Sequence[Place], size: Size, report: Report) -> None:
                     running.append((peer, await stack.enter_async_context(_started(peer, place))))
                 except (FetchError, PeerError) as error:
                     report.note(f"{peer.title} on {place.title} is not measured: {error}")
-            await _compare(place, running, size, report)
+            ours = await stack.enter_async_context(_started(OURS, place))
+            await _compare(place, ours, running, size, report)
 
 
-async def _compare(place: Place, running: Sequence[tuple[Peer, Process]], size: Size, report: Report) -> None:
-    async with place.database() as database, App(database.url, workflows=[five_steps]) as app:
-        await define_bare(app.storage)
-        ours_and_hand = _at_least_all(_LONGER * size.workflows)
+async def _compare(
+    place: Place, ours: Process, running: Sequence[tuple[Peer, Process]], size: Size, report: Report
+) -> None:
+    async with place.database() as database:
+        async with database.open() as storage:
+            await define_bare(storage)
         by_hand = HandWritten(place.name, database.url, CONNECTIONS)
         await by_hand.connect()
-        ours = Contender(lambda workflows: run_workflows(app, workflows, AT_ONCE), ours_and_hand)
+        our_turn = Contender(ours.run, _workflows(OURS, size))
         others = [
-            Contender(by_hand.run, ours_and_hand),
-            *(Contender(process.run, _at_least_all(size.workflows * peer.share)) for peer, process in running),
+            Contender(by_hand.run, our_turn.operations),
+            *(Contender(process.run, _workflows(peer, size)) for peer, process in running),
         ]
         try:
             # Ours before each of them: what disturbs one turn may be over ten seconds later.
-            turns = await take_turns(size.rounds, [each for other in others for each in (ours, other)])
+            turns = await take_turns(size.rounds, [each for other in others for each in (our_turn, other)])
         finally:
             await by_hand.close()
-        (our_turn, hand), *theirs = zip(turns[::2], turns[1::2], strict=True)
+    if ours.failure is not None:
+        raise PeerError(f"ours has failed: {ours.failure}")
+    (our_seconds, hand), *theirs = zip(turns[::2], turns[1::2], strict=True)
     report.add(
         Result(
             "a hand-written loop",
             place.title,
-            hand.divided_by(our_turn),
+            hand.divided_by(our_seconds),
             beside=per_second(hand),
-            ours=per_second(our_turn),
+            ours=per_second(our_seconds),
         )
     )
-    for (peer, process), (our_turn, seconds) in zip(running, theirs, strict=True):
+    for (peer, process), (our_seconds, seconds) in zip(running, theirs, strict=True):
         if process.failure is not None:
             report.note(f"{peer.title} on {place.title} has failed: {process.failure}")
             continue
@@ -118,17 +123,17 @@ async def _compare(place: Place, running: Sequence[tuple[Peer, Process]], size: 
             Result(
                 peer.title,
                 place.title,
-                seconds.divided_by(our_turn),
+                seconds.divided_by(our_seconds),
                 beside=per_second(seconds),
-                ours=per_second(our_turn),
+                ours=per_second(our_seconds),
                 target=None if peer.least is None else Target(least=peer.least),
             )
         )
 
 
-def _at_least_all(workflows: float) -> int:
-    """Fewer workflows than are to run at once would measure something else."""
-    return max(AT_ONCE, int(workflows))
+def _workflows(peer: Peer, size: Size) -> int:
+    """How many in a round; fewer than are to run at once would measure something else."""
+    return max(AT_ONCE, int(size.workflows * peer.share))
 
 
 class PeerError(Exception):
@@ -208,6 +213,8 @@ def _last_line(log: TextIO) -> str:
 
 def environment(peer: Peer) -> Path:
     """The Python that has this library; FetchError says why it cannot be had."""
+    if not peer.requirements:
+        return Path(sys.executable)
     cache = cache_directory()
     name = f"{peer.requirements[0].replace('==', '-')}-bench-{sys.implementation.cache_tag}"
     home = cache / name
