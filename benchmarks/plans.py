@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 
 from romancy.storage import ListInstancesOptions, SearchTimeoutError, SQLStorage
-from tests.plans.asking import DECLARED, GROWING, OTHERS, PAGES, POLLS, SEARCHES, Ask, late, page
+from tests.plans.asking import DECLARED, OTHERS, PAGES, POLLS, SEARCHES, Ask, late, page
 from tests.plans.filling import Filler, Size
 from tests.servers import ServerError
 
@@ -90,12 +90,9 @@ async def _compare(small_one: Database, large_one: Database, rounds: int) -> boo
             if much > MOST_GROWTH * little:  # what grows does so again; what was in the way is over by then
                 little, much = await _seconds(ask, small, big, 4 * rounds)
             ratio = much / little
-            if name.removeprefix("poll: ") in GROWING:
-                target = "grows with what is unfinished"
-            else:
-                well &= ratio <= MOST_GROWTH
-                verdict = "ok" if ratio <= MOST_GROWTH else "missed"
-                target = f"at most {MOST_GROWTH:g}×: {verdict}"
+            well &= ratio <= MOST_GROWTH
+            verdict = "ok" if ratio <= MOST_GROWTH else "missed"
+            target = f"at most {MOST_GROWTH:g}×: {verdict}"
             _row(name, _milliseconds(little), _milliseconds(much), f"{ratio:.2f}×", target)
         for name, ask in SCANS.items():
             _row(name, _milliseconds(await _once(ask, small)), await _until_given_up(ask, big), "", "may scan")

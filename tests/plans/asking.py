@@ -56,7 +56,7 @@ POLLS: dict[str, tuple[Ask, str]] = {
         "romancy_instances_(by_status|runnable)",
     ),
     "claimable": (lambda storage: storage.claim_resumable_workflows("worker", 60, 10), "romancy_instances_runnable"),
-    "stale-locks": (lambda storage: storage.cleanup_stale_locks(60), "romancy_instances_(by_status|runnable)"),
+    "stale-locks": (lambda storage: storage.cleanup_stale_locks(60), "romancy_instances_held"),
     "timers": (lambda storage: storage.find_expired_timers(), "romancy_timers_due"),
     "timeouts": (lambda storage: storage.find_expired_channel_subscriptions(), "romancy_waits_timeout"),
     "deliverable": (lambda storage: storage.find_deliverable_subscriptions(), "romancy_channels_unsettled"),
@@ -66,9 +66,6 @@ POLLS: dict[str, tuple[Ask, str]] = {
         "romancy_(waits|subscriptions)_channel",
     ),
 }
-
-GROWING = {"stale-locks"}
-"""It looks at all that is unfinished: who holds a lock is in no index, which every acquisition would have to write."""
 
 OTHERS: dict[str, Ask] = {
     "an-instance": lambda storage: storage.get_instance("i-finished-10000300"),

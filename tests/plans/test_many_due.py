@@ -1,5 +1,7 @@
 """The next of many timers and timeouts that are due are found without the rest, whatever is known of the tables.
 
+So are expired locks, without all that holds none.
+
 That is what a worker finds who comes back after an outage: much is due, and each look for it must not cost all of it.
 """
 
@@ -17,6 +19,7 @@ MANY = 5000
 LOOKS: dict[str, Ask] = {
     "timers": lambda storage: storage.find_expired_timers(10, workflow_names=["order"]),
     "timeouts": lambda storage: storage.find_expired_channel_subscriptions(10, workflow_names=["order"]),
+    "stale locks": lambda storage: storage.cleanup_stale_locks(60, limit=10, workflow_names=["order"]),
     "all": lambda storage: storage.look_for_work(2.0, workflow_names=["order"]),
 }
 

@@ -10,21 +10,16 @@ import pytest
 
 from romancy.storage import ListInstancesOptions, SQLStorage
 
-from .asking import GROWING, OTHERS, PAGES, POLLS, SEARCHES, Ask, further_back
+from .asking import OTHERS, PAGES, POLLS, SEARCHES, Ask, further_back
 from .conftest import Storages
-from .filling import DUE, LARGE
+from .filling import DUE
 from .looking import LOOKERS, Look, statements_sent
 
 
-@pytest.mark.parametrize("name", [name for name in [*POLLS, *OTHERS, *SEARCHES] if name not in GROWING])
+@pytest.mark.parametrize("name", [*POLLS, *OTHERS, *SEARCHES])
 async def test_its_cost_does_not_grow(storages: Storages, name: str) -> None:
     ask = POLLS[name][0] if name in POLLS else (OTHERS | SEARCHES)[name]
     assert_no_growth(*[await looks(storage, ask) for storage in storages])
-
-
-async def test_finding_stale_locks_reads_no_more_than_what_is_unfinished(storages: Storages) -> None:
-    for name, look in (await looks(storages.large, POLLS["stale-locks"][0])).items():
-        assert look.read < 2 * LARGE.unfinished, f"{name} reads {look.read}:\n{look.plan}"
 
 
 async def test_settling_channels_reads_those_that_are_unsettled(storages: Storages) -> None:

@@ -72,15 +72,14 @@ class Locks(Instances):
         UPDATE {keys_unchanged} workflow_instances SET lock_expires_at = :expires_at
          WHERE {in:instance_id, instance_ids}""")
 
-    # COALESCE hides the order of the primary key: SQLite would walk all of it, finished instances too, to save a sort.
     _stale = sql(
         """
         SELECT i.instance_id, i.workflow_name
-          FROM workflow_instances i {through_index:romancy_instances_by_status}
-         WHERE {ours} AND i.status IN {unfinished} AND i.locked_by IS NOT NULL AND i.locked_by <> ''
+          FROM workflow_instances i {through_index:romancy_instances_held}
+         WHERE {ours} AND i.status IN {unfinished} AND i.locked_by <> ''
            AND (i.lock_expires_at <= {now}
                 OR (i.lock_expires_at IS NULL AND i.locked_at <= {seconds_ago:timeout_sec}))
-         ORDER BY COALESCE(i.instance_id, '') LIMIT :limit {for_update_skip_locked}""",
+         ORDER BY {hidden:i.instance_id} LIMIT :limit {for_update_skip_locked}""",
         row=StaleWorkflowInfo,
     )
 
