@@ -14,11 +14,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from romancy import App, WorkflowHandle, receive, sleep, subscribe, workflow
 from romancy.storage import WorkflowStatus
 
-from .bare import STEPS, HandWritten
 from .databases import Database, Place
 from .filling import sleeping
 from .measuring import Report, Result, Series, Size, Target
-from .workflows import define_bare
+from .workflows import commit_sec
 
 MESSAGE = Target(most=10)
 TIMER = Target(most=20)
@@ -62,7 +61,7 @@ async def measure(places: Sequence[Place], size: Size, report: Report) -> None:
                 ("message, another process", _in_another_process, MESSAGE),
                 ("timer, how late", _timers, TIMER),
             ):
-                commit_ms = 1000 * await _commit_sec(database)
+                commit_ms = 1000 * await commit_sec(database)  # no wake-up needs fewer than two
                 delays = await wakes(database, size.wakes)
                 report.add(_milliseconds(what, place, delays, target, beside=f"{commit_ms:.1f} ms a bare commit"))
     report.section(f"{size.due:,} timers that are due at once")
@@ -76,21 +75,6 @@ def _milliseconds(what: str, place: Place, delays: list[float], target: Target, 
     p50 = Series([1000 * statistics.median(delays)])
     p99 = 1000 * statistics.quantiles(delays, n=100, method="inclusive")[98]
     return Result(what, place.title, p50, unit=" ms", target=target, beside=beside, spread=f"p99 {p99:.1f}")
-
-
-async def _commit_sec(database: Database) -> float:
-    """What a commit of the bare driver takes at this moment: no wake-up needs fewer than two."""
-    by_hand = HandWritten(database.name, database.url, 1)
-    async with database.open() as storage:
-        await define_bare(storage)
-    await by_hand.connect()
-    try:
-        await by_hand.run(1)
-        started = time.perf_counter()
-        await by_hand.run(3)
-        return (time.perf_counter() - started) / (3 * (STEPS + 2))
-    finally:
-        await by_hand.close()
 
 
 async def _in_this_process(database: Database, messages: int) -> list[float]:

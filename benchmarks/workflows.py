@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 
@@ -69,6 +70,21 @@ async def define_bare(storage: SQLStorage) -> None:
         await storage.conn().execute(
             "INSERT INTO workflow_definitions (workflow_name, source_hash, source_code) VALUES ('bare', '', '')"
         )
+
+
+async def commit_sec(database: Database, workflows: int = 3) -> float:
+    """What a commit of the bare driver takes at this moment."""
+    by_hand = HandWritten(database.name, database.url, 1)
+    async with database.open() as storage:
+        await define_bare(storage)
+    await by_hand.connect()
+    try:
+        await by_hand.run(1)
+        started = time.perf_counter()
+        await by_hand.run(workflows)
+        return (time.perf_counter() - started) / (workflows * (STEPS + 2))
+    finally:
+        await by_hand.close()
 
 
 async def measure(places: Sequence[Place], size: Size, report: Report) -> None:
