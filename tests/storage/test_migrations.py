@@ -343,6 +343,15 @@ async def test_down_and_up_again_gives_the_same_schema(storage: SQLStorage) -> N
     await assert_complete(storage)
 
 
+@pytest.mark.databases("sqlite", "mariadb", "mysql")  # PostgreSQL is never told which index to use
+async def test_an_index_that_an_older_schema_lacks_is_a_schema_error(storage: SQLStorage) -> None:
+    await migrate(storage.runner)
+    await rollback(storage.runner)
+
+    with pytest.raises(SchemaError, match="romancy migrate"):
+        await storage.cleanup_stale_locks(60)
+
+
 async def test_down_stops_at_the_base_and_keeps_the_shared_rows(storage: SQLStorage) -> None:
     await migrate(storage.runner)
     await execute(storage, *EDDA_ROWS)

@@ -61,7 +61,7 @@ _LOST = {1053, 1152, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2055, 4031, 0}
 _WRONG_ADDRESS = {1044, 1045, 1049, 1698, 1130, 2059, 2061}
 _INTERRUPTED = {1317, 1969}  # of which MariaDB also speaks when all that a statement of several has to do is done
 _GIVEN_UP = {1969, 3024}  # a statement's own time limit, of MariaDB and of MySQL
-_NO_SCHEMA = {1146, 1054, 1305}
+_NO_SCHEMA = {1146, 1054, 1176, 1305}
 
 # Strict: never a truncation. Backslash escapes on, as the client's quoting needs them. Tables that Edda made have times
 # of whole seconds: ours lose their fraction there, like its own. MySQL would round; MariaDB does not, and skips /*! */.

@@ -637,7 +637,7 @@ class SQLiteRunner(BaseRunner):
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_INTERRUPT:
             return closed() if self._abandoned else SearchTimeoutError()
-        if "no such table" in str(error) or "no such column" in str(error):
+        if any(missing in str(error) for missing in ("no such table", "no such column", "no such index")):
             return SchemaError(f"{error}: the schema is missing or old; run initialize() or `romancy migrate`")
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return TransientStorageError(f"the SQLite database stayed busy: {error}")
