@@ -281,3 +281,13 @@ async def test_a_search_that_takes_too_long_is_given_up_and_nothing_else_is(
     storage.search_timeout_sec = 10
     assert len(await listed(storage)) == 50
     assert await listed(storage, instance_id_filter="nothing") == []
+
+
+@pytest.mark.databases("mariadb", "mysql")  # whose own limit is in milliseconds, of which none means no limit
+async def test_a_search_is_limited_however_little_of_its_time_is_left(storage: SQLStorage) -> None:
+    assert await listed(storage) == []  # from its first connection on, the driver knows which of the two it is
+
+    limited = storage.runner.driver.bounded("SELECT workflow_name FROM workflow_definitions", 0.0001)
+
+    assert "max_statement_time = 0.001 FOR" in limited or "MAX_EXECUTION_TIME(1)" in limited
+    assert await storage.conn().fetch_all(limited) == []

@@ -219,7 +219,7 @@ class MySQLDriver(Driver):
 
     def bounded(self, query: str, seconds: float) -> str:
         if self.is_mariadb:
-            return f"SET STATEMENT max_statement_time = {seconds:.3f} FOR {query}"
+            return f"SET STATEMENT max_statement_time = {max(0.001, seconds):.3f} FOR {query}"  # 0 is no limit at all
         return query.replace("SELECT", f"SELECT /*+ MAX_EXECUTION_TIME({max(1, round(seconds * 1000))}) */", 1)
 
     def as_one_message(self, statements: list[str]) -> str:
