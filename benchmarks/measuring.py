@@ -44,7 +44,10 @@ class Size(NamedTuple):
     each: int
     """Operations per round of each of many callers."""
     workflows: int
-    """Workflows per round when many run at once; one after the other, an eighth of them."""
+    """Workflows per round when many run at once; one after the other, half of them.
+
+    Whoever waits again and again is slower at first: a virtual processor needs some 200 ms to take to the rhythm.
+    """
     wakes: int
     """Messages and timers of which the latency is measured."""
     due: int

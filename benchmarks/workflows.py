@@ -111,7 +111,7 @@ async def measure(places: Sequence[Place], size: Size, report: Report) -> None:
 
 
 async def _measure(database: Database, size: Size, at_once: int, lengths: Sequence[int]) -> tuple[Series, Series]:
-    workflows = size.workflows if at_once > 1 else max(2, size.workflows // 8)
+    workflows = size.workflows if at_once > 1 else max(2, size.workflows // 2)
     by_hand = HandWritten(database.name, database.url, min(CONNECTIONS, at_once), cycle(lengths))
     ours = cycle(lengths)
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 from ...input_filters import check_filter_value, json_path_keys
 from ..checks import can_be_stored
 from ..statement import Encoder, Many, Together
 from .driver import Binders, Bucket, Driver, aware, utc_naive
+
+Rows = Sequence[Mapping[str, Any]]
+"""Sets of parameters."""
+Filled = tuple[str, list[Any]]
+"""A text with signs in place of values, and the values."""
 
 _KEY_BYTES = 100
 _UNCLEAR = "CAST('?' AS BINARY)"
@@ -35,16 +40,21 @@ def all_values(column: str, path: str) -> str:
 
 
 @lru_cache(maxsize=1000)
-def values_of(columns: tuple[str, ...], rows: int) -> str:
-    """Parameters as a table `r` of so many rows, in MariaDB's words: a tenth quicker than those below."""
-    row = ", ".join("%s" for _ in columns)
-    values = ", ".join(f"({number}, {row})" for number in range(rows))
-    return f"(WITH v (number, {', '.join(columns)}) AS (VALUES {values}) SELECT * FROM v) r"
+def values_of(columns: tuple[str, ...], rows: int, same: tuple[str, ...]) -> str:
+    """Parameters as a table `r` of so many rows, in MariaDB's words: a tenth quicker than those below.
+
+    Those that are the `same` in all rows come behind the others, and once: each literal costs the server a name, an
+    object and a conversion.
+    """
+    row = "".join(", %s" for _ in columns)
+    values = ", ".join(f"({number}{row})" for number in range(rows))
+    once = "".join(f", %s AS {name}" for name in same)
+    return f"(WITH v ({', '.join(('number', *columns))}) AS (VALUES {values}) SELECT v.*{once} FROM v) r"
 
 
 @lru_cache(maxsize=1000)
 def table_of(columns: tuple[str, ...], rows: int) -> str:
-    """The same in words that MySQL knows, too."""
+    """The same in words that MySQL knows, too; it is not quicker for what all rows have in common."""
     first = ", ".join(f"%s AS {name}" for name in columns)
     other = ", ".join("%s" for _ in columns)
     selects = [f"SELECT {number} AS number, {other if number else first}" for number in range(rows)]
@@ -228,19 +238,39 @@ class MySQLDriver(Driver):
             return ";".join(["BEGIN NOT ATOMIC START TRANSACTION", *statements, "COMMIT", "END"])
         return ";".join(["BEGIN", *statements, "COMMIT"])
 
-    def for_many(self, many: Many, rows: int) -> str:
+    def unless_found(self, rows: int) -> str:
+        """Directly after a write in such a message: an error, before the COMMIT, unless it has found so many rows."""
+        if self.is_mariadb:
+            return f"IF ROW_COUNT() <> {rows} THEN SIGNAL SQLSTATE '45000'; END IF"
+        # A subquery of two rows is an error; it is asked for by SET, which is answered with less than SELECT.
+        return f"SET @romancy_found = IF(ROW_COUNT() = {rows}, 1, (SELECT 1 UNION ALL SELECT 2))"
+
+    def for_many(self, many: Many, rows: Rows) -> Filled:
         """An insert of many rows; on MariaDB it answers with the id and the key of each it has inserted."""
-        insert = self._with_rows(many.mysql, tuple(many.columns), rows)
-        return f"{insert} RETURNING id, {', '.join(many.key)}" if self.is_mariadb else insert
+        insert, values = self._with_rows(many.mysql, tuple(many.columns), rows)
+        return f"{insert} RETURNING id, {', '.join(many.key)}" if self.is_mariadb else insert, values
 
-    def all_together(self, together: Together, rows: int) -> str:
+    def all_together(self, together: Together, rows: Rows) -> Filled:
         """A statement for many sets of parameters; an insert answers like the above."""
-        text = self._with_rows(together.text, together.columns, rows)
-        return f"{text} RETURNING id, {', '.join(together.key)}" if together.key and self.is_mariadb else text
+        text, values = self._with_rows(together.text, together.columns, rows)
+        return f"{text} RETURNING id, {', '.join(together.key)}" if together.key and self.is_mariadb else text, values
 
-    def _with_rows(self, text: str, columns: tuple[str, ...], rows: int) -> str:
-        table = values_of(columns, rows) if self.is_mariadb else table_of(columns, rows)
-        return self.expand(text.replace("{rows}", "#rows#")).replace("#rows#", table)
+    def _with_rows(self, text: str, columns: Sequence[str], rows: Rows) -> Filled:
+        """A statement with its parameters as a table, and what goes into it."""
+        differing: dict[str, list[Any]] = {}
+        same: dict[str, Any] = {}
+        for name in columns:
+            values = [row[name] for row in rows]
+            if encode := self.encoder(name):
+                values = [encode(value) for value in values]
+            if self.is_mariadb and values.count(values[0]) == len(values):
+                same[name] = values[0]
+            else:
+                differing[name] = values
+        names, count = tuple(differing), len(rows)
+        table = values_of(names, count, tuple(same)) if self.is_mariadb else table_of(names, count)
+        filled = self.expand(text.replace("{rows}", "#rows#")).replace("#rows#", table)
+        return filled, [*chain.from_iterable(zip(*differing.values(), strict=True)), *same.values()]
 
     @staticmethod
     def ids_of_inserted(together: Together, rows: int) -> str:
