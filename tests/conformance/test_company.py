@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
@@ -497,6 +497,51 @@ async def test_mysql_begins_a_transaction_without_company_with_its_first_stateme
     await storage.update_instance_status(lock.instance_id, WorkflowStatus.COMPLETED, lock=lock)
     assert begins == [True, False, False, False]
     assert await status_of(storage, lock.instance_id) is WorkflowStatus.COMPLETED
+
+
+async def test_one_caller_after_the_other_needs_one_connection_to_mysql(
+    harness: Harness, storage: SQLStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not isinstance(storage.runner, MySQLRunner):
+        return
+    lock = await harness.locked(storage)
+    await storage.append_history(step(lock.instance_id, "charge:1"), lock=lock)
+    used: set[MySQLConnection] = set()
+    read = MySQLConnection._read
+
+    async def noted(self: MySQLConnection, reading: Awaitable[Any]) -> None:
+        used.add(self)
+        await read(self, reading)
+
+    monkeypatch.setattr(MySQLConnection, "_read", noted)
+    for number in (2, 3):
+        await storage.append_history(step(lock.instance_id, f"charge:{number}"), lock=lock)
+    await storage.update_instance_output(lock.instance_id, "1", lock=lock, record=step(lock.instance_id, "charge:4"))
+
+    assert len(used) == 1
+    steps = [event.activity_id for event in await history_of(storage, lock.instance_id)]
+    assert steps == ["charge:1", "charge:2", "charge:3", "charge:4"]
+
+
+async def test_mariadb_is_sent_once_what_all_rows_have_in_common(
+    harness: Harness, storage: SQLStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not isinstance(storage.runner, MySQLRunner):
+        return
+    locks = [await harness.locked(storage, worker_id="worker-7") for _ in range(10)]
+    asked: list[str] = []
+    ask = MySQLConnection._ask
+
+    async def noted(self: MySQLConnection, message: str) -> None:
+        asked.append(message)
+        await ask(self, message)
+
+    monkeypatch.setattr(MySQLConnection, "_ask", noted)
+    await together(*(storage.append_history(step(lock.instance_id, "charge:1"), lock=lock) for lock in locks))
+
+    (insert,) = (message for message in asked if "INSERT INTO workflow_history" in message)
+    assert insert.count("'worker-7'") == (1 if storage.runner.driver.is_mariadb else len(locks))
+    assert [len(await history_of(storage, lock.instance_id)) for lock in locks] == [1] * len(locks)
 
 
 async def test_who_comes_alone_may_wait_long_for_a_row(harness: Harness, storage: SQLStorage) -> None:
