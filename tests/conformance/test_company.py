@@ -30,6 +30,7 @@ from romancy.storage import (
 )
 from romancy.storage.sql.runners.flusher import Flusher
 from romancy.storage.sql.runners.mysql import MySQLConnection, MySQLRunner
+from romancy.storage.sql.runners.pool import Pool
 from romancy.storage.sql.runners.server import ServerRunner
 from tests.harness import Harness, expect_company, history_of, step
 
@@ -521,6 +522,27 @@ async def test_one_caller_after_the_other_needs_one_connection_to_mysql(
     assert len(used) == 1
     steps = [event.activity_id for event in await history_of(storage, lock.instance_id)]
     assert steps == ["charge:1", "charge:2", "charge:3", "charge:4"]
+
+
+async def test_a_single_write_needs_no_second_connection_to_mysql(
+    harness: Harness, storage: SQLStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not isinstance(storage.runner, MySQLRunner):
+        return
+    lock = await harness.locked(storage)
+    runner = storage.runner
+
+    async def refused() -> MySQLConnection:
+        raise AssertionError("one connection is enough")
+
+    await runner._flush_pool.close(0)
+    runner._flush_pool = Pool(refused, 1)
+    for number in range(4):
+        await asyncio.create_task(storage.append_history(step(lock.instance_id, f"charge:{number}"), lock=lock))
+    for number in range(4, 8):
+        await storage.append_history(step(lock.instance_id, f"charge:{number}"), lock=lock)
+
+    assert len(await history_of(storage, lock.instance_id)) == 8
 
 
 async def test_mariadb_is_sent_once_what_all_rows_have_in_common(

@@ -534,11 +534,16 @@ class MySQLRunner(ServerRunner):
         return connection
 
     def _pool_for(self, call: Call[Any]) -> Pool:
-        # Where nobody flushes, a transaction can begin there with its first statement, without a message for BEGIN; and
-        # one caller after the other is answered quicker by one thread of the server than by two that take turns. Who
+        # Where nobody flushes, a transaction can begin there with its first statement, without a message for BEGIN. Who
         # would have to wait for a row finds out soon, and comes again to where that takes its time.
-        other = call.traits.reads or call.traits.urgent or call.traits.own_sql
-        return self._flush_pool if self._flush_pool.rests and not other else self.pool
+        traits = call.traits
+        if traits.reads or traits.urgent or traits.own_sql:
+            return self.pool
+        if traits.autocommit and not traits.twofold:
+            # One thread of the server answers one caller after the other quicker than two that take turns. That is
+            # worth no connection: perhaps there is none to be had.
+            return self._flush_pool if self._flush_pool.rests_ready else self.pool
+        return self._flush_pool if self._flush_pool.rests else self.pool
 
     async def _reached(self, connecting: Awaitable[Any]) -> MySQLConnection:
         try:

@@ -112,6 +112,11 @@ class Pool:
         """Whether nobody has taken a connection."""
         return not self._busy
 
+    @property
+    def rests_ready(self) -> bool:
+        """Whether nobody has taken a connection, and one is at hand."""
+        return not self._busy and bool(self._idle) and self._is_ready(self._idle[-1])
+
     @asynccontextmanager
     async def connection(self, *, urgent: bool = False) -> AsyncIterator[Connection]:
         """A connection for the length of the block."""
@@ -142,13 +147,17 @@ class Pool:
         if not self._idle or self._line or self._urgent_line or self._busy >= places or self.closed:
             return None
         connection = self._idle[-1]
-        stale = connection.broken or time.monotonic() - connection.used_at >= _IDLE_CHECK_SEC
-        if stale or asyncio.get_running_loop() is not self._loop:
+        if not self._is_ready(connection) or asyncio.get_running_loop() is not self._loop:
             return None
         self._idle.pop()
         self._busy += 1
         self._taken.add(connection)
         return connection
+
+    @staticmethod
+    def _is_ready(connection: Connection) -> bool:
+        """Whether it was used lately: another may have been cut meanwhile."""
+        return not connection.broken and time.monotonic() - connection.used_at < _IDLE_CHECK_SEC
 
     def give_back(self, connection: Connection) -> None:
         """Return a connection; a broken one is forgotten."""
