@@ -26,7 +26,7 @@ from .engine.ambient import (
     is_being_cancelled,
 )
 from .engine.contexts import in_context_of_its_own
-from .engine.run import UNSTORABLE, Run
+from .engine.run import UNSEEN, UNSTORABLE, Run
 from .engine.steps import ACTIVITY, COMPLETED, FAILED, Outcome, Step, Success, recorded_input
 from .engine.threads import in_thread
 from .errors import ActivityError, SerializationError
@@ -128,9 +128,8 @@ class Activity(Generic[P, T]):
             return result
         input_json = self.signature.encode_arguments(args, kwargs)
         step_id = run.next_step_id(self.name)
-        outcome = run.replayed(step_id, self.name, input_json)
-        if outcome is not None:
-            result = self.signature.decode_result(outcome.result)
+        result = run.replayed(step_id, self.name, input_json, self.signature.decode_result)
+        if result is not UNSEEN:
             return result
         step = run.ask(ACTIVITY, self.name, step_id, input_json=input_json, decode=self.signature.decode_result)
         step.perform = self._perform
@@ -280,7 +279,7 @@ class Activity(Generic[P, T]):
         finally:
             CURRENT_ACTIVITY.reset(token)
         try:
-            result = self.signature.encode_result(value)
+            result = self.signature.encode_checked_result(value)
             if context.emitted:
                 await run.in_turn(self._write_together, run, step, result, context)
                 return None
@@ -327,7 +326,7 @@ class Activity(Generic[P, T]):
     async def _in_transaction(self, run: Run, step: Step, context: ActivityContext) -> HistoryEvent:
         """The user's SQL, its outbox events and the history row: one transaction."""
         async with run.storage.transaction():
-            result = self.signature.encode_result(await self._timed(step))
+            result = self.signature.encode_checked_result(await self._timed(step))
             return await self._write(run, step, result, context)
 
     async def _write_together(self, run: Run, step: Step, result: str, context: ActivityContext) -> HistoryEvent:

@@ -42,7 +42,9 @@ def encode(value: Any, what: str) -> str:
             raise ValueError("JSON has neither infinity nor NaN")
         return text
     except (TypeError, ValueError, msgspec.MsgspecError, RecursionError, OverflowError) as error:
-        raise SerializationError(f"{what} cannot be stored as JSON: {error}") from error
+        # What msgspec says of such a dict is about an option that is ours.
+        reason = "the keys of a dict must be str" if "with str keys" in str(error) else error
+        raise SerializationError(f"{what} cannot be stored as JSON: {reason}") from error
 
 
 def _has_odd_number(value: Any) -> bool:
@@ -162,6 +164,13 @@ class Signature:
 
     def encode_result(self, result: Any) -> str:
         return encode(result, self._the_result)
+
+    def encode_checked_result(self, result: Any) -> str:
+        """The same; SerializationError if it could not be read again as the type hint says."""
+        text = self.encode_result(result)
+        if self.result_type is not Any:
+            self.decode_result(text)
+        return text
 
     def decode_result(self, text: str | msgspec.Raw) -> Any:
         try:

@@ -11,6 +11,7 @@ from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, overload
 from .activity import check_name
 from .engine.ambient import current_run
 from .engine.endings import Recur
+from .errors import NonDeterminismError, SerializationError
 from .serialization import Signature
 
 P = ParamSpec("P")
@@ -59,9 +60,24 @@ class Workflow(Generic[P, T]):
         return hashlib.sha256(f"{self.source_hash}{surroundings}".encode()).hexdigest()
 
     def body(self, input_json: str) -> Callable[[], Coroutine[Any, Any, T]]:
-        """The function, ready to be called with stored arguments."""
-        args, kwargs = self.signature.decode_arguments(input_json)
-        return lambda: self.fn(*args, **kwargs)
+        """The function, ready to be called with stored arguments; NonDeterminismError if it takes others by now."""
+        try:
+            args, kwargs = self.signature.decode_arguments(input_json)
+        except SerializationError as error:
+            raise self._changed(error) from error
+
+        def begin() -> Coroutine[Any, Any, T]:
+            try:
+                return self.fn(*args, **kwargs)
+            except TypeError as error:  # of the call: nothing of an async function runs before it is awaited
+                raise self._changed(error) from error
+
+        return begin
+
+    def _changed(self, error: Exception) -> NonDeterminismError:
+        return NonDeterminismError(
+            f"workflow {self.name!r} does not take the arguments with which the instance was started", f": {error}"
+        )
 
 
 @overload

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from romancy import App, Workflow, activity, receive, subscribe, workflow
+from romancy import App, Workflow, WorkflowFailedError, activity, receive, subscribe, workflow
 from romancy.cli.main import main as romancy
-from romancy.storage import SQLStorage, WorkflowInstance
+from romancy.storage import HistoryEventType, SQLStorage, WorkflowInstance
 from tests.engine.conftest import QUICK, MakeApp
 from tests.engine.crashing import expire_locks
 from tests.engine.poisonous import SETTINGS, deadly
@@ -173,6 +173,110 @@ async def test_what_the_code_does_not_fit_rests_until_there_is_other_code(
         assert (instance.parked_until.year if instance.parked_until else None, instance.lock_token) == (9999, token)
     async with App(harness.url, workflows=[first_version()], settings=QUICK) as app:
         assert await app.handle("it").result(10) == "first"
+
+
+def returning(kind: type[Any], *, undone: list[str]) -> Workflow[Any, str]:
+    """A workflow whose one activity returns text, whatever its type hint says."""
+
+    async def refund() -> None:
+        undone.append("refund")
+
+    async def charge() -> Any:
+        return "receipt"
+
+    charge.__annotations__["return"] = kind
+    charged = activity(compensate=refund)(charge)
+
+    @workflow(name="paying")
+    async def paying() -> str:
+        receipt = str(await charged())
+        await subscribe("go")
+        await receive("go")
+        return receipt
+
+    return paying
+
+
+async def test_another_type_of_a_recorded_result_parks_and_undoes_nothing(harness: Harness) -> None:
+    undone: list[str] = []
+    async with App(harness.url, workflows=[returning(str, undone=undone)], settings=QUICK) as app:
+        await waits(await app.start(app.workflows["paying"], id="it"))
+    async with App(harness.url, workflows=[returning(int, undone=undone)], settings=QUICK) as app:
+        await app.publish("go", None)
+        await is_parked(app, "it")
+        reason = (await app.handle("it").instance()).parked_reason or ""
+        assert "step 'charge:1': its recorded result is not what the code expects by now" in reason
+        assert "Expected `int`, got `str`" in reason
+    assert undone == []
+    async with App(harness.url, workflows=[returning(str, undone=undone)], settings=QUICK) as app:
+        await app.storage.unpark("it")
+        assert await app.handle("it").result(10) == "receipt"
+
+
+async def test_a_result_that_does_not_fit_its_type_hint_is_a_failure_of_the_step(harness: Harness) -> None:
+    undone: list[str] = []
+    async with App(harness.url, workflows=[returning(int, undone=undone)], settings=QUICK) as app:
+        handle = await app.start(app.workflows["paying"], id="it")
+        with pytest.raises(WorkflowFailedError, match="the result of charge does not fit its type hint"):
+            await handle.result(10)
+        (charged,) = [event for event in await handle.history() if event.activity_id == "charge:1"]
+    assert charged.event_type is HistoryEventType.ACTIVITY_FAILED
+
+
+def taking_cents(*, required: bool) -> Workflow[Any, str]:
+    if not required:
+
+        @workflow(name="taking")
+        async def taking(order: str) -> str:
+            await subscribe("go")
+            await receive("go")
+            return order
+
+        return taking
+
+    @workflow(name="taking")
+    async def taking_more(order: str, cents: int) -> str:
+        await subscribe("go")
+        await receive("go")
+        return f"{order}: {cents}"
+
+    return taking_more
+
+
+async def test_an_argument_more_than_an_instance_was_started_with_parks_until_there_is_other_code(
+    harness: Harness,
+) -> None:
+    async with App(harness.url, workflows=[taking_cents(required=False)], settings=QUICK) as app:
+        await waits(await app.start(app.workflows["taking"], "17", id="it"))
+    async with App(harness.url, workflows=[taking_cents(required=True)], settings=QUICK) as app:
+        await app.publish("go", None)
+        await is_parked(app, "it")
+        instance = await app.handle("it").instance()
+    assert "does not take the arguments with which the instance was started" in (instance.parked_reason or "")
+    assert "cents" in (instance.parked_reason or "")
+    assert (instance.parked_until.year if instance.parked_until else None) == 9999
+    async with App(harness.url, workflows=[taking_cents(required=False)], settings=QUICK) as app:
+        assert await app.handle("it").result(10) == "17"
+
+
+async def test_an_input_of_another_type_parks_too(storage: SQLStorage, make_app: MakeApp) -> None:
+    await storage.create_instance(WorkflowInstance("it", "taking", input_data='{"order": 17}'))
+    app = await make_app(taking_cents(required=False))
+    await is_parked(app, "it")
+    assert "Expected `str`, got `int`" in ((await app.handle("it").instance()).parked_reason or "")
+
+
+async def test_a_body_that_fails_before_its_history_ends_says_with_what(harness: Harness) -> None:
+    @workflow(name="moving")
+    async def moving() -> str:
+        raise KeyError("cents")
+
+    async with App(harness.url, workflows=[first_version()], settings=QUICK) as app:
+        await waits(await app.start(app.workflows["moving"], id="it"))
+    async with App(harness.url, workflows=[moving], settings=QUICK) as app:
+        await app.publish("go", None)
+        await is_parked(app, "it")
+        assert "it has ended with KeyError: 'cents'" in ((await app.handle("it").instance()).parked_reason or "")
 
 
 @activity

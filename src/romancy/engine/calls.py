@@ -22,7 +22,7 @@ from ..storage import (
     PayloadTooLargeError,
 )
 from .ambient import current_run
-from .run import Run
+from .run import UNSEEN, Run
 from .steps import Kind, Step, recorded_input
 
 THE_BODYS_FAULT = (
@@ -51,9 +51,9 @@ async def call(function: str, arguments: dict[str, Any], perform: Perform) -> An
     run = current_run(function)
     input_json = encode(arguments, f"an argument of {function}")
     step_id = run.next_step_id(function)
-    outcome = run.replayed(step_id, function, input_json)
-    if outcome is not None:
-        return msgspec.json.decode(outcome.result)
+    result = run.replayed(step_id, function, input_json, msgspec.json.decode)
+    if result is not UNSEEN:
+        return result
     step = run.ask(Kind.CALL, function, step_id, input_json=input_json)
 
     def record(result: str) -> HistoryEvent:

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from datetime import datetime, timedelta
-from typing import Any, ParamSpec
+from typing import Any, Final, ParamSpec
 
 import msgspec
 
@@ -87,6 +87,10 @@ _END_WAITS = (
     HistoryEventType.TIMER_EXPIRED,
 )
 """Whatever records one of these also removes the wait for it."""
+
+
+UNSEEN: Final = object()
+"""What stands for the result of a step that is not recorded, or that is not what the body would see next."""
 
 
 class Attempts(msgspec.Struct):
@@ -305,24 +309,29 @@ class Run:
     def _read_page(self, after_id: int) -> Coroutine[Any, Any, HistoryPage]:
         return self.storage.get_history_to_replay(self.instance_id, after_id, _PAGE)
 
-    def replayed(self, step_id: str, name: str, input_json: str) -> Outcome | None:
-        """What is recorded of a step that the body asks for, if that is what the body would see next anyway.
+    def replayed(self, step_id: str, name: str, input_json: str, decode: Callable[[msgspec.Raw], Any]) -> Any:
+        """The recorded result of a step that the body asks for, if it would see that next anyway; else `UNSEEN`.
 
-        It is, if the record is the next one in history and no other task could go on before it is handed in: then the
-        body need not even stop to wait for it.
+        It would, if the record is the next one in history and no other task could go on before it is handed in: then
+        the body need not even stop to wait for it.
         """
         if not self._upcoming or self.loop.ready:
-            return None
+            return UNSEEN
         event = self._upcoming[0]
         if event.activity_id != step_id:
-            return None
+            return UNSEEN
         outcome = recorded_outcome(event, name, input_json)
-        if outcome is not None:
-            self._upcoming.popleft()
-            self.last_id = event.id or self.last_id
-            if outcome.at > self._history_time:
-                self._history_time = outcome.at
-        return outcome
+        if outcome is None:
+            return UNSEEN
+        try:
+            result = decode(outcome.result)
+        except SerializationError:
+            return UNSEEN  # the body must not see that, nor go on: whoever hands the record in tells of it
+        self._upcoming.popleft()
+        self.last_id = event.id or self.last_id
+        if outcome.at > self._history_time:
+            self._history_time = outcome.at
+        return result
 
     def _replay(self, event: HistoryEvent) -> None:
         """Take one recorded event to where the body waits for it."""
@@ -371,7 +380,7 @@ class Run:
         """The step whose result this is, which is not waited for any longer; None if the body has given it up."""
         step = self._pending.pop(event.activity_id, None)
         if step is None and event.activity_id not in self._withdrawn:
-            raise NonDeterminismError(self._unexpected(event))
+            raise self._unexpected(event)
         return step
 
     def _hand_over(self, step: Step, event: HistoryEvent, recorded_at: float) -> None:
@@ -400,12 +409,17 @@ class Run:
             step.wait = None
             self._new[step.id] = step
 
-    def _unexpected(self, event: HistoryEvent) -> str:
+    def _unexpected(self, event: HistoryEvent) -> NonDeterminismError:
         waiting = ", ".join(repr(step) for step in self._pending) or "nothing: it has ended"
-        return (
+        message = (
             f"history has recorded step {event.activity_id!r} ({event.event_type}), and the code does not ask for it;"
             f" at this point the code waits for {waiting}"
         )
+        root = self._root
+        error = root.exception() if root is not None and root.done() and not root.cancelled() else None
+        if error is None:
+            return NonDeterminismError(message)
+        return NonDeterminismError(f"{message} with {type(error).__qualname__}", f": {error}")
 
     async def _until_it_ends(self) -> Ending:
         """Go on; a write that is refused because the lock is lost or the instance was cancelled is an end, too."""

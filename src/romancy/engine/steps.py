@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..errors import NonDeterminismError, ReceiveTimeoutError
+from ..errors import NonDeterminismError, ReceiveTimeoutError, SerializationError
 from ..serialization import StoredError, fingerprint
 from ..storage import HistoryEvent, HistoryEventType, TimerSubscription
 from ..storage.models import Wait
@@ -204,13 +204,20 @@ class Step:
         try:
             self.future.set_result(self._result(event))
         except Exception as error:
+            if isinstance(error, NonDeterminismError) and event.event_type == COMPLETED:
+                raise
             self.future.set_exception(error)
             self.future.exception()  # seen: the task that waits for it raises it
 
     def _result(self, event: HistoryEvent) -> Any:
         if event.event_type == COMPLETED:
             outcome = self.outcome or _outcomes.decode(event.event_data or "{}")
-            return self.decode(outcome.result)
+            try:
+                return self.decode(outcome.result)
+            except SerializationError as error:  # when it was recorded, it did fit
+                raise NonDeterminismError(
+                    f"step {self.id!r}: its recorded result is not what the code expects by now", f": {error}"
+                ) from error
         match event.event_type:
             case HistoryEventType.ACTIVITY_FAILED:
                 raise msgspec.json.decode(event.event_data or "{}", type=StoredError).revive()
