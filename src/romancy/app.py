@@ -15,7 +15,7 @@ from typing import Any, Generic, Self, TypeVar, cast, overload
 
 import msgspec
 
-from .channels import DIRECT, metadata_text, payload
+from .channels import DIRECT, direct, metadata_text, payload
 from .engine.ambient import CURRENT_RUN
 from .engine.endings import Ended
 from .errors import (
@@ -233,7 +233,7 @@ class App:
         """Store a new instance, to be run by any worker; an id that exists is that instance, whatever its input."""
         self._check_startable(workflow)
         instance = WorkflowInstance(
-            instance_id=id or f"{workflow.name}-{_new_id()}",
+            instance_id=f"{workflow.name}-{_new_id()}" if id is None else id,
             workflow_name=workflow.name,
             source_hash=workflow.source_hash,
             owner_service=self._service or "",
@@ -327,7 +327,7 @@ class App:
         self, instance_id: str, data: Any, *, channel: str = DIRECT, metadata: dict[str, Any] | None = None
     ) -> None:
         """Send a message to one instance."""
-        await self.publish(f"{channel}:{instance_id}", data, metadata=metadata)
+        await self.publish(direct(channel, instance_id), data, metadata=metadata)
 
     async def _finished(self, instance_id: str) -> Ended:
         """Wait until an instance has finished: told by our own worker or by a hint, else by looking."""

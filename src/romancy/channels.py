@@ -11,6 +11,7 @@ from .engine.calls import Record, call
 from .engine.steps import Kind, Message
 from .serialization import encode
 from .storage import ChannelMessage, ChannelMode, ChannelWait
+from .storage.sql.channels import direct_channel
 from .storage.sql.checks import check_key
 
 DIRECT = "__direct__"
@@ -22,7 +23,17 @@ def payload(data: Any) -> str | bytes:
 
 
 def metadata_text(metadata: dict[str, Any] | None) -> str | None:
-    return None if metadata is None else encode(metadata, "a message's metadata")
+    """What is told with a message, as JSON; TypeError if it is no dict, which no receiver could read."""
+    if metadata is None:
+        return None
+    if not isinstance(metadata, dict):
+        raise TypeError(f"a message's metadata must be a dict, not {type(metadata).__name__}")
+    return encode(metadata, "a message's metadata")
+
+
+def direct(channel: str, instance_id: str) -> str:
+    """The channel on which an instance has its own messages; InvalidKeyError if the id is none."""
+    return direct_channel(channel, check_key("instance_id", instance_id))
 
 
 async def subscribe(channel: str, mode: ChannelMode | str = ChannelMode.BROADCAST) -> None:
@@ -89,12 +100,11 @@ async def send_to(
     """Send a message to one instance."""
     run = current_run("send_to")
     content, about = payload(data), metadata_text(metadata)
+    receiver = direct(channel, instance_id)
     await call(
         "send_to",
         {"instance_id": instance_id, "channel": channel, "data": data},
-        lambda record: run.storage.publish_to_channel(
-            f"{channel}:{instance_id}", content, about, lock=run.lock, record=record("null")
-        ),
+        lambda record: run.storage.publish_to_channel(receiver, content, about, lock=run.lock, record=record("null")),
     )
 
 

@@ -85,7 +85,7 @@ async def start_child(
     async def start(record: Record) -> None:
         step_id = record("null").activity_id
         child = WorkflowInstance(
-            instance_id=id or child_id(run.instance_id, step_id),
+            instance_id=child_id(run.instance_id, step_id) if id is None else id,
             workflow_name=workflow.name,
             source_hash=workflow.source_hash,
             owner_service=run.instance.owner_service,

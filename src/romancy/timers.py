@@ -7,12 +7,17 @@ from datetime import UTC, datetime, timedelta
 from .engine.ambient import current_run
 from .engine.steps import Kind
 from .storage import TimerSubscription
+from .storage.sql.checks import LONGEST_SEC
 
 
 async def sleep(duration: timedelta | float) -> None:
     """Wait for a while; neither a lock nor a process is held."""
     run = current_run("sleep")
-    seconds = duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
+    if isinstance(duration, bool) or not isinstance(duration, timedelta | int | float):
+        raise TypeError(f"sleep() needs a timedelta or a number of seconds, not {duration!r}")
+    seconds = duration.total_seconds() if isinstance(duration, timedelta) else duration
+    if not seconds <= LONGEST_SEC:
+        raise ValueError(f"sleep() needs at most {LONGEST_SEC} seconds, not {seconds}")
     await _until(run.now() + timedelta(seconds=max(0.0, seconds)), "sleep")
 
 

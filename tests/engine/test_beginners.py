@@ -13,8 +13,10 @@ from romancy import (
     WorkflowFailedError,
     activity,
     sleep,
+    start_child,
     workflow,
 )
+from romancy.storage import InvalidKeyError
 from tests.harness import Harness
 
 from .conftest import MakeApp
@@ -40,6 +42,11 @@ async def other() -> int:
 @workflow
 async def broken() -> None:
     raise KeyError("missing")
+
+
+@workflow
+async def parent_of_an_empty_id() -> None:
+    await start_child(plain, id="")
 
 
 @pytest.mark.parametrize("wrong", [step, "plain", plain.fn, None])
@@ -113,6 +120,41 @@ async def test_a_wrong_argument_is_refused_before_anything_is_stored(make_app: M
     with pytest.raises(SerializationError, match="argument 'number' of twice does not fit its type hint"):
         await app.start(twice, "2", id="wrong")
     assert await app.storage.get_instance("wrong") is None
+
+
+async def test_an_empty_id_is_an_error_and_not_another_instance_each_time(make_app: MakeApp) -> None:
+    app = await make_app(plain, parent_of_an_empty_id)
+    with pytest.raises(InvalidKeyError, match="instance_id must have 1 to 255 characters"):
+        await app.start(plain, id="")
+    with pytest.raises(WorkflowFailedError, match="instance_id must have 1 to 255 characters"):
+        await (await app.start(parent_of_an_empty_id)).result(10)
+
+
+async def test_a_message_that_nobody_could_receive_is_not_sent(make_app: MakeApp) -> None:
+    app = await make_app(plain)
+    with pytest.raises(TypeError, match="metadata must be a dict, not str"):
+        await app.publish("orders", 1, metadata="urgent")  # type: ignore[arg-type]
+    for receiver in (app.handle("order-1"), "", 5):
+        with pytest.raises(InvalidKeyError, match="instance_id must"):
+            await app.send_to(receiver, 1)  # type: ignore[arg-type]
+
+
+@workflow
+async def sleeping(seconds: Any) -> None:
+    await sleep(float(seconds) if isinstance(seconds, str) and seconds != "5" else seconds)
+
+
+@pytest.mark.parametrize("seconds", ["5", "nan", "inf", 1e12, True])
+async def test_only_a_time_that_ends_can_be_slept(make_app: MakeApp, seconds: object) -> None:
+    app = await make_app(sleeping)
+    with pytest.raises(WorkflowFailedError, match=r"sleep\(\) needs"):
+        await (await app.start(sleeping, seconds)).result(10)
+
+
+async def test_a_dict_with_other_keys_than_text_is_named_as_such(make_app: MakeApp) -> None:
+    app = await make_app(plain)
+    with pytest.raises(SerializationError, match=r"the keys of a dict must be str$"):
+        await app.publish("orders", {1: 2})
 
 
 async def test_a_call_of_a_workflow_is_not_a_workflow(make_app: MakeApp) -> None:
