@@ -185,6 +185,17 @@ async def test_a_soloist_is_served_in_its_own_task_and_others_keep_clear_of_it(
     assert flusher._flights == flusher._busy == []
 
 
+async def test_an_operation_that_its_event_loop_has_left_behind_is_forgotten_once(storage: SQLStorage) -> None:
+    flusher = storage.runner.flusher  # type: ignore[attr-defined]
+    left_behind = flusher.keeping_clear(Touches(changes=("order-1",)))
+    left_behind.__enter__()
+    flusher._forget()  # as when the storage is used in another event loop
+    with flusher.keeping_clear(Touches(changes=("order-2",))):
+        left_behind.__exit__(None, None, None)  # as when Python destroys what never went on
+        assert [crowd.changes for crowd in flusher._busy] == [{"order-2"}]
+    assert flusher._busy == []
+
+
 async def test_those_who_come_together_after_a_soloist_go_together(harness: Harness, storage: SQLStorage) -> None:
     locks = [await harness.locked(storage) for _ in range(MANY)]
     served_in: list[asyncio.Task[None] | None] = []

@@ -196,12 +196,14 @@ class Flusher:
         """No flush touches what an operation touches that runs by itself."""
         alone = Crowd()
         alone.add(touches)
-        self._busy.append(alone)
+        busy = self._busy
+        busy.append(alone)
         try:
             yield
         finally:
-            self._busy.remove(alone)
-            self._dispatch()
+            busy.remove(alone)
+            if busy is self._busy:  # else its event loop has ended, and others are served in another
+                self._dispatch()
 
     async def _depart(self) -> None:
         """The event loop has come round: fly with what is queued by now, in this task, which has just been started."""
