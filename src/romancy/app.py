@@ -126,7 +126,10 @@ class WorkflowHandle(Generic[T]):
 
     async def history(self) -> list[HistoryEvent]:
         """What is recorded of this round."""
-        return await HistoryIterator(self._app.storage, self.id).collect()
+        recorded = await HistoryIterator(self._app.storage, self.id).collect()
+        if not recorded:
+            await self.instance()  # InstanceNotFoundError rather than the silence of one that has done nothing
+        return recorded
 
     @overload
     async def state(self) -> Any: ...

@@ -16,7 +16,7 @@ from romancy import (
     start_child,
     workflow,
 )
-from romancy.storage import InvalidKeyError
+from romancy.storage import InstanceNotFoundError, InvalidKeyError
 from tests.harness import Harness
 
 from .conftest import MakeApp
@@ -128,6 +128,12 @@ async def test_an_empty_id_is_an_error_and_not_another_instance_each_time(make_a
         await app.start(plain, id="")
     with pytest.raises(WorkflowFailedError, match="instance_id must have 1 to 255 characters"):
         await (await app.start(parent_of_an_empty_id)).result(10)
+
+
+async def test_an_instance_that_is_not_there_has_no_history_either(make_app: MakeApp) -> None:
+    app = await make_app(plain)
+    with pytest.raises(InstanceNotFoundError):
+        await app.handle("nobody").history()
 
 
 async def test_a_message_that_nobody_could_receive_is_not_sent(make_app: MakeApp) -> None:
