@@ -279,7 +279,7 @@ class Activity(Generic[P, T]):
         finally:
             CURRENT_ACTIVITY.reset(token)
         try:
-            result = self.signature.encode_checked_result(value)
+            result = self._encoded(run, value)
             if context.emitted:
                 await run.in_turn(self._write_together, run, step, result, context)
                 return None
@@ -288,6 +288,13 @@ class Activity(Generic[P, T]):
         at = run.timestamp()
         outcome = Outcome(self.name, result=msgspec.Raw(result.encode()), at=at)
         return Success(self._completed(run, step, result, at), outcome, self._refused)
+
+    def _encoded(self, run: Run, value: Any) -> str:
+        """A result as it is recorded; an error if it could not be, or not be read again."""
+        result = self.signature.encode_checked_result(value)
+        if not run.fits(result):
+            raise PayloadTooLargeError(f"the result of {self.name}", len(result.encode()), run.storage.payload_limit)
+        return result
 
     def _timed(self, step: Step) -> Awaitable[Any]:
         """Call the function, within its timeout."""
@@ -326,7 +333,7 @@ class Activity(Generic[P, T]):
     async def _in_transaction(self, run: Run, step: Step, context: ActivityContext) -> HistoryEvent:
         """The user's SQL, its outbox events and the history row: one transaction."""
         async with run.storage.transaction():
-            result = self.signature.encode_checked_result(await self._timed(step))
+            result = self._encoded(run, await self._timed(step))
             return await self._write(run, step, result, context)
 
     async def _write_together(self, run: Run, step: Step, result: str, context: ActivityContext) -> HistoryEvent:

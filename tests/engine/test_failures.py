@@ -481,7 +481,7 @@ async def keeps_going(size: int) -> None:
 
 async def test_an_effect_whose_result_cannot_be_stored_is_undone_all_the_same(small_app: App) -> None:
     handle = await small_app.start(keeps_going, LIMIT + 1)
-    with pytest.raises(WorkflowFailedError, match="PayloadTooLargeError"):
+    with pytest.raises(WorkflowFailedError, match="PayloadTooLargeError: the result of make has"):
         await handle.result(10)
     assert calls == ["make", "refund"]
 
