@@ -27,7 +27,7 @@ from .engine.ambient import (
 )
 from .engine.contexts import in_context_of_its_own
 from .engine.run import UNSEEN, UNSTORABLE, Run
-from .engine.steps import ACTIVITY, COMPLETED, FAILED, Outcome, Step, Success, recorded_input
+from .engine.steps import ACTIVITY, COMPLETED, FAILED, Fresh, Step, Success, recorded_input
 from .engine.threads import in_thread
 from .errors import ActivityError, SerializationError
 from .logs import about, log
@@ -244,7 +244,7 @@ class Activity(Generic[P, T]):
             ended = await self._attempt(run, step, attempt)
             if isinstance(ended, Success):
                 try:
-                    await run.record(ended.event, ended.outcome)
+                    await run.record(ended.event, ended.fresh)
                     return None
                 except UNSTORABLE as error:
                     ended = Failure(error, took_effect=True)
@@ -279,22 +279,21 @@ class Activity(Generic[P, T]):
         finally:
             CURRENT_ACTIVITY.reset(token)
         try:
-            result = self._encoded(run, value)
+            result, seen = self._encoded(run, value)
             if context.emitted:
                 await run.in_turn(self._write_together, run, step, result, context)
                 return None
         except (SerializationError, OutboxEventExistsError, *UNSTORABLE) as error:
             return Failure(error, took_effect=True)
         at = run.timestamp()
-        outcome = Outcome(self.name, result=msgspec.Raw(result.encode()), at=at)
-        return Success(self._completed(run, step, result, at), outcome, self._refused)
+        return Success(self._completed(run, step, result, at), Fresh(seen, at), self._refused)
 
-    def _encoded(self, run: Run, value: Any) -> str:
-        """A result as it is recorded; an error if it could not be, or not be read again."""
-        result = self.signature.encode_checked_result(value)
+    def _encoded(self, run: Run, value: Any) -> tuple[str, Any]:
+        """A result as it is recorded, and as the body sees it; an error if one of them cannot be."""
+        result, seen = self.signature.encode_and_decode_result(value)
         if not run.fits(result):
             raise PayloadTooLargeError(f"the result of {self.name}", len(result.encode()), run.storage.payload_limit)
-        return result
+        return result, seen
 
     def _timed(self, step: Step) -> Awaitable[Any]:
         """Call the function, within its timeout."""
@@ -333,7 +332,7 @@ class Activity(Generic[P, T]):
     async def _in_transaction(self, run: Run, step: Step, context: ActivityContext) -> HistoryEvent:
         """The user's SQL, its outbox events and the history row: one transaction."""
         async with run.storage.transaction():
-            result = self._encoded(run, await self._timed(step))
+            result, _ = self._encoded(run, await self._timed(step))
             return await self._write(run, step, result, context)
 
     async def _write_together(self, run: Run, step: Step, result: str, context: ActivityContext) -> HistoryEvent:

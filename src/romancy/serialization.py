@@ -165,12 +165,10 @@ class Signature:
     def encode_result(self, result: Any) -> str:
         return encode(result, self._the_result)
 
-    def encode_checked_result(self, result: Any) -> str:
-        """The same; SerializationError if it could not be read again as the type hint says."""
+    def encode_and_decode_result(self, result: Any) -> tuple[str, Any]:
+        """The same, and what is read of it as the type hint says; SerializationError if that cannot be."""
         text = self.encode_result(result)
-        if self.result_type is not Any:
-            self.decode_result(text)
-        return text
+        return text, self.decode_result(text)
 
     def decode_result(self, text: str | msgspec.Raw) -> Any:
         try:

@@ -57,7 +57,7 @@ from .ambient import CURRENT_RUN
 from .clock import DatabaseClock
 from .endings import Ended, Ending, Recur, Teardown
 from .loop import WorkflowLoop, WorkflowTask
-from .steps import ACTIVITY, CALL, Kind, Outcome, Step, recorded_outcome, step_id
+from .steps import ACTIVITY, CALL, Fresh, Kind, Step, recorded_outcome, step_id
 
 P = ParamSpec("P")
 
@@ -106,11 +106,11 @@ class Attempts(msgspec.Struct):
 class _Unwritten:
     """What a task has to record, and what came of it: somebody else may write it."""
 
-    __slots__ = ("error", "event", "outcome", "settled")
+    __slots__ = ("error", "event", "fresh", "settled")
 
-    def __init__(self, event: HistoryEvent, outcome: Outcome | None) -> None:
+    def __init__(self, event: HistoryEvent, fresh: Fresh | None) -> None:
         self.event = event
-        self.outcome = outcome
+        self.fresh = fresh
         self.settled = False
         self.error: BaseException | None = None
 
@@ -369,12 +369,11 @@ class Run:
             step.check(event)
             self._hand_over(step, event, step.recorded_at(event))
 
-    def _deliver_own(self, event: HistoryEvent, outcome: Outcome) -> None:
+    def _deliver_own(self, event: HistoryEvent, fresh: Fresh) -> None:
         """The same for whoever has just made the record of a success: there is nothing to read or to check."""
         step = self._awaited(event)
         if step is not None:
-            step.outcome = outcome
-            self._hand_over(step, event, outcome.at)
+            self._hand_over(step, event, fresh.at, fresh)
 
     def _awaited(self, event: HistoryEvent) -> Step | None:
         """The step whose result this is, which is not waited for any longer; None if the body has given it up."""
@@ -383,12 +382,12 @@ class Run:
             raise self._unexpected(event)
         return step
 
-    def _hand_over(self, step: Step, event: HistoryEvent, recorded_at: float) -> None:
+    def _hand_over(self, step: Step, event: HistoryEvent, recorded_at: float, fresh: Fresh | None = None) -> None:
         self._new.pop(step.id, None)  # a replay would else keep every step it has ever seen
         self._doing.pop(step.id, None)
         if recorded_at > self._history_time:
             self._history_time = recorded_at
-        step.settle(event)
+        step.settle(event, fresh)
         self.loop.run_until_blocked()
 
     def _has_seen(self, history_id: int | None) -> None:
@@ -489,7 +488,7 @@ class Run:
                 success = await step.perform(self, step)
                 if success is not None:
                     try:
-                        await self.record(success.event, success.outcome)
+                        await self.record(success.event, success.fresh)
                     except UNSTORABLE as error:
                         await success.refused(self, step, error)
                 self._doing.pop(step.id, None)
@@ -759,21 +758,21 @@ class Run:
 
     # Writing.
 
-    async def record(self, event: HistoryEvent, outcome: Outcome | None = None) -> None:
+    async def record(self, event: HistoryEvent, fresh: Fresh | None = None) -> None:
         """Write an activity's end and hand it to the body; what ends while somebody writes is written together."""
         if self._writing.locked():
-            await self._record_in_company(_Unwritten(event, outcome))
+            await self._record_in_company(_Unwritten(event, fresh))
             return
         await self._writing.acquire()
         try:
             if not self._is_wanted(event):
                 return
-            if outcome is not None and self._may_end_with(event):
-                await self._record_and_end(event, outcome)
+            if fresh is not None and self._may_end_with(event):
+                await self._record_and_end(event, fresh)
                 return
             appended = await self.storage.append_history(event, lock=self.lock)
-            self._recorded(event, appended.id, outcome)
-            if outcome is not None and self._has_returned() and len(self._last_steps) < _MOST_LAST_STEPS:
+            self._recorded(event, appended.id, fresh)
+            if fresh is not None and self._has_returned() and len(self._last_steps) < _MOST_LAST_STEPS:
                 self._last_steps.add(event.activity_id)
         finally:
             self._writing.release()
@@ -792,14 +791,14 @@ class Run:
         root = self._root
         return root is not None and root.done() and not root.cancelled() and root.exception() is None
 
-    async def _record_and_end(self, event: HistoryEvent, outcome: Outcome) -> None:
+    async def _record_and_end(self, event: HistoryEvent, fresh: Fresh) -> None:
         """Let the body see the result first: if it returns, that is recorded by the same write.
 
         Otherwise what it asks for has to wait until the result is recorded, as always.
         """
         self._ahead = True
         try:
-            self._deliver_own(event, outcome)
+            self._deliver_own(event, fresh)
         finally:
             try:
                 if not await self._end_with(event):
@@ -855,7 +854,7 @@ class Run:
             if isinstance(outcome, StorageError):
                 one.error = outcome
             else:
-                self._recorded(one.event, outcome.id, one.outcome)
+                self._recorded(one.event, outcome.id, one.fresh)
 
     async def _append_many(self, events: list[HistoryEvent]) -> list[Appended | StorageError]:
         if len(events) > 1:
@@ -874,10 +873,10 @@ class Run:
     def _is_wanted(self, event: HistoryEvent) -> bool:
         return event.activity_id in self._pending or event.activity_id.partition("#")[0] in self._pending
 
-    def _recorded(self, event: HistoryEvent, history_id: int, outcome: Outcome | None = None) -> None:
+    def _recorded(self, event: HistoryEvent, history_id: int, fresh: Fresh | None = None) -> None:
         self._has_seen(history_id)
-        if outcome is not None:
-            self._deliver_own(event, outcome)
+        if fresh is not None:
+            self._deliver_own(event, fresh)
         elif "#" in event.activity_id:
             step, _, attempt = event.activity_id.partition("#")
             self._note_attempt(step, attempt, event)

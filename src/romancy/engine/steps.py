@@ -101,11 +101,18 @@ def recorded_outcome(event: HistoryEvent, name: str, input_json: str) -> Outcome
     return outcome if outcome.activity_name == name and outcome.is_of(input_json) else None
 
 
+class Fresh(msgspec.Struct, frozen=True, gc=False):
+    """A result that is just being recorded, as it will be read."""
+
+    result: Any
+    at: float
+
+
 class Success(msgspec.Struct, frozen=True):
     """What an activity has brought about, to be recorded."""
 
     event: HistoryEvent
-    outcome: Outcome
+    fresh: Fresh
     refused: Callable[[Run, Step, Exception], Awaitable[None]]
     """What is done instead if it cannot be stored."""
 
@@ -192,8 +199,8 @@ class Step:
             return msgspec.json.decode(event.event_data or "{}", type=_Stamp).at
         return 0.0 if event.created_at is None else event.created_at.timestamp()
 
-    def settle(self, event: HistoryEvent) -> None:
-        """Hand the recorded result to the body."""
+    def settle(self, event: HistoryEvent, fresh: Fresh | None = None) -> None:
+        """Hand the recorded result to the body; who has just made the record need not read it."""
         if self.fire is not None:
             self.fire()
         if self.future.done():
@@ -202,7 +209,7 @@ class Step:
             self.future.remove_done_callback(self.on_done)  # a settled step is not given up any more
         self.on_done = self.perform = None  # both may know this step: it would be left to the garbage collector
         try:
-            self.future.set_result(self._result(event))
+            self.future.set_result(self._result(event) if fresh is None else fresh.result)
         except Exception as error:
             if isinstance(error, NonDeterminismError) and event.event_type == COMPLETED:
                 raise
