@@ -1,6 +1,8 @@
 """What beginners get wrong is said at once, in words that help."""
 
 import logging
+import math
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -113,6 +115,47 @@ def test_wrong_options_of_an_activity_are_refused_where_they_stand(options: dict
 
     with pytest.raises(TypeError, match=words):
         activity(**options)(charge)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"max_attempts": "3"}, TypeError, "max_attempts must be a whole number, not '3'"),
+        ({"max_attempts": None}, TypeError, "max_attempts must be a whole number, not None"),
+        ({"max_attempts": True}, TypeError, "max_attempts must be a whole number, not True"),
+        ({"max_attempts": -1}, ValueError, "max_attempts must be at least 0, not -1"),
+        ({"initial_sec": "x"}, TypeError, "initial_sec must be a number, not 'x'"),
+        ({"initial_sec": -1}, ValueError, "initial_sec must be from 0 to 3,153,600,000, not -1"),
+        ({"initial_sec": math.inf}, ValueError, "initial_sec must be from 0 to 3,153,600,000, not inf"),
+        ({"factor": -2}, ValueError, "factor must be from 0 to 1,000, not -2"),
+        ({"longest_sec": timedelta(seconds=1)}, TypeError, "longest_sec must be a number, not datetime.timedelta"),
+        ({"longest_sec": math.nan}, ValueError, "longest_sec must be from 0 to inf, not nan"),
+        ({"jitter": 5}, ValueError, "jitter must be from 0 to 1, not 5"),
+        ({"max_duration": 60}, TypeError, "max_duration must be a timedelta or None, not 60"),
+        ({"max_duration": timedelta(-1)}, ValueError, "max_duration must not be negative: -1 day"),
+        (
+            {"retry_on": [ConnectionError]},
+            TypeError,
+            "retry_on must be a tuple of exception classes, .*, not .<class",
+        ),
+        ({"retry_on": (ConnectionError, "OSError")}, TypeError, "retry_on must be a tuple of exception classes"),
+        ({"terminal": [ValueError]}, TypeError, "terminal must be a tuple of exception classes"),
+        ({"terminal": (int,)}, TypeError, "terminal must be a tuple of exception classes"),
+    ],
+)
+def test_wrong_options_of_a_retry_are_refused_where_they_stand(
+    options: dict[str, Any], kind: type[Exception], words: str
+) -> None:
+    with pytest.raises(kind, match=words):
+        Retry(**options)
+
+
+@pytest.mark.parametrize("kinds", [OSError, (OSError,), (KeyError, OSError)])
+def test_a_retry_takes_one_class_of_errors_or_several(kinds: Any) -> None:
+    assert Retry(retry_on=kinds).allows(ConnectionError(), 1, 0.0)
+    assert not Retry(retry_on=kinds).allows(ValueError(), 1, 0.0)
+    assert not Retry(terminal=kinds).allows(ConnectionError(), 1, 0.0)
+    assert Retry(terminal=kinds).allows(ValueError(), 1, 0.0)
 
 
 async def test_a_wrong_argument_is_refused_before_anything_is_stored(make_app: MakeApp) -> None:
