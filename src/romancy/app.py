@@ -168,6 +168,10 @@ class App:
         hooks: Iterable[Hooks] = (),
         **storage_options: Any,
     ) -> None:
+        if not isinstance(settings, Settings | None):
+            raise TypeError(f"settings must be Settings or None, not {settings!r}")
+        if not isinstance(retention, Retention | None):
+            raise TypeError(f"retention must be a Retention or None, not {retention!r}")
         self._storage = _opened(url, storage_options)
         self.shown_url = parse_url(url).shown
         """The database's URL without its password."""

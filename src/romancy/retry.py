@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from datetime import timedelta
 
@@ -46,7 +45,7 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
         whole_number("max_attempts", self.max_attempts, 0)
         number("initial_sec", self.initial_sec, LONGEST_SEC)
         number("factor", self.factor, _LARGEST_FACTOR)
-        number("longest_sec", self.longest_sec, math.inf)
+        number("longest_sec", self.longest_sec)
         number("jitter", self.jitter, 1)
         optional_duration("max_duration", self.max_duration)
         _check_errors("retry_on", self.retry_on)

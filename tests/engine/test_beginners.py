@@ -9,9 +9,11 @@ import pytest
 
 from romancy import (
     App,
+    Retention,
     Retry,
     RomancyError,
     SerializationError,
+    Settings,
     WorkflowFailedError,
     activity,
     sleep,
@@ -156,6 +158,60 @@ def test_a_retry_takes_one_class_of_errors_or_several(kinds: Any) -> None:
     assert not Retry(retry_on=kinds).allows(ValueError(), 1, 0.0)
     assert not Retry(terminal=kinds).allows(ConnectionError(), 1, 0.0)
     assert Retry(terminal=kinds).allows(ValueError(), 1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"concurrency": 0}, ValueError, "concurrency must be at least 1, not 0"),
+        ({"concurrency": 2.5}, TypeError, "concurrency must be a whole number, not 2.5"),
+        ({"lock_timeout_sec": 0}, ValueError, "lock_timeout_sec must be more than 0 and at most 3,153,600,000, not 0"),
+        ({"lock_timeout_sec": math.inf}, ValueError, "lock_timeout_sec must be more than 0 and at most .*, not inf"),
+        ({"lock_timeout_sec": "6"}, TypeError, "lock_timeout_sec must be a number, not '6'"),
+        ({"lock_timeout_sec": timedelta(seconds=6)}, TypeError, "lock_timeout_sec must be a number, not datetime.time"),
+        ({"heartbeat_sec": 0}, ValueError, "heartbeat_sec must be more than 0"),
+        ({"heartbeat_sec": 10}, ValueError, r"heartbeat_sec \(10\) must be less than lock_timeout_sec \(6.0\)"),
+        ({"lock_timeout_sec": 1}, ValueError, r"heartbeat_sec \(1.5\) must be less than lock_timeout_sec \(1\)"),
+        ({"poll_sec": 0}, ValueError, "poll_sec must be more than 0"),
+        ({"takeovers": 0}, ValueError, "takeovers must be at least 1, not 0"),
+        ({"warm": -1}, ValueError, "warm must be at least 0, not -1"),
+        ({"drain_sec": -1}, ValueError, "drain_sec must be from 0 to inf, not -1"),
+    ],
+)
+def test_wrong_settings_are_refused_where_they_stand(
+    options: dict[str, Any], kind: type[Exception], words: str
+) -> None:
+    with pytest.raises(kind, match=words):
+        Settings(**options)
+
+
+@pytest.mark.parametrize("name", ["instances", "messages", "events", "seen_events"])
+def test_a_wrong_retention_is_refused_where_it_stands(name: str) -> None:
+    wrong: dict[str, Any] = {name: 90}
+    with pytest.raises(TypeError, match=f"{name} must be a timedelta.*, not 90"):
+        Retention(**wrong)
+    with pytest.raises(ValueError, match=f"{name} must not be negative: -1 day"):
+        Retention(**{name: timedelta(days=-1)})
+
+
+@pytest.mark.parametrize("wrong", [None, 60, timedelta(0), timedelta(minutes=-1)])
+def test_a_retention_that_looks_without_a_pause_is_refused(wrong: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="every must be a timedelta of more than 0, not"):
+        Retention(every=wrong)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"settings": 5}, "settings must be Settings or None, not 5"),
+        ({"settings": {}}, "settings must be Settings or None, not {}"),
+        ({"retention": 90}, "retention must be a Retention or None, not 90"),
+        ({"retention": timedelta(days=90)}, "retention must be a Retention or None, not datetime"),
+    ],
+)
+def test_what_are_no_settings_is_refused_by_the_app(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        App("sqlite://:memory:", **options)
 
 
 async def test_a_wrong_argument_is_refused_before_anything_is_stored(make_app: MakeApp) -> None:
