@@ -286,6 +286,26 @@ async def test_the_search_for_parked_instances_has_an_end(
     assert shown.err == "hint: only the newest 4 that are running were looked at; --workflow narrows them\n"
 
 
+@pytest.mark.parametrize("option", ["list --limit", "migrate --down", "bench --rounds"])
+@pytest.mark.parametrize(
+    ("number", "complaint"),
+    [("0", "must be at least 1, not 0"), ("-1", "not -1"), ("abc", "a whole number, not 'abc'")],
+)
+def test_a_wrong_number_is_refused_before_anything_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, number: str, complaint: str
+) -> None:
+    command, name = option.split()
+    path = tmp_path / "orders.db"
+    with pytest.raises(SystemExit) as ended:
+        main([command, f"{name}={number}", "--url", f"sqlite:///{path}"])
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert f"error: argument {name}: must be" in said.err
+    assert complaint in said.err
+    assert said.out == ""
+    assert not path.exists()
+
+
 async def test_what_is_not_there_cannot_be_unparked(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert await run("unpark", "nobody", "--url", url) == 1
     assert "there is no instance 'nobody'" in capsys.readouterr().err

@@ -17,8 +17,11 @@ DATABASE_VARIABLE = "ROMANCY_URL"
 
 
 def _at_least_one(text: str) -> int:
-    """A number of things to show."""
-    number = int(text)
+    """A number of things."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}") from None
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
     return number
@@ -43,11 +46,11 @@ def parser() -> argparse.ArgumentParser:
 
     migrating = _with_url(commands.add_parser("migrate", help="bring a database's schema up to date"))
     migrating.add_argument("--print", action="store_true", dest="print_sql", help="print the SQL instead of running it")
-    migrating.add_argument("--down", type=int, metavar="N", help="undo the last N migrations of this library")
+    migrating.add_argument("--down", type=_at_least_one, metavar="N", help="undo the last N migrations of this library")
     migrating.set_defaults(run=migrate.run)
 
     measuring = _with_url(commands.add_parser("bench", help="measure what this library does on a database"))
-    measuring.add_argument("--rounds", type=int, default=5)
+    measuring.add_argument("--rounds", type=_at_least_one, default=5)
     measuring.add_argument("--json", action="store_true", help="results as JSON, for programs")
     measuring.set_defaults(run=bench.run)
 
