@@ -315,6 +315,8 @@ async def test_what_is_not_there_cannot_be_unparked(url: str, capsys: pytest.Cap
     ("address", "complaint"),
     [
         ("shop", "does not say which App"),
+        (":app", "':app' does not say which App\nhint: give module:name, such as orders:app"),
+        (".shop:app", "'.shop:app' does not say which App"),
         ("shop.py:app", "a module is named without .py"),
         ("nowhere:app", "cannot import 'nowhere'"),
         ("shop:ap", "hint: there is shop:app"),

@@ -17,7 +17,7 @@ from ..errors import RomancyError
 def find_app(address: str) -> App:
     """The App at ``module:name``, found from the current directory too."""
     module_name, _, name = address.partition(":")
-    if not name:
+    if not name or module_name[:1] in ("", "."):  # .orders is relative to nothing
         raise RomancyError(f"{address!r} does not say which App\nhint: give module:name, such as orders:app")
     sys.path.insert(0, str(Path.cwd()))
     try:
