@@ -28,7 +28,14 @@ from romancy import (
     workflow,
 )
 from romancy.cli.main import main
-from romancy.storage import SQLStorage, WorkflowInstance, WorkflowStatus, open_storage
+from romancy.storage import (
+    CompensationEntry,
+    HistoryEvent,
+    SQLStorage,
+    WorkflowInstance,
+    WorkflowStatus,
+    open_storage,
+)
 from tests.engine.conftest import MakeApp
 from tests.harness import Harness
 
@@ -349,6 +356,59 @@ def test_a_module_that_cannot_import_something_shows_where(tmp_path: Path, monke
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
         main(["worker", "torn:app"])
+
+
+HOSTILE = "order-1\norder-2  completed\x1b[31m\x9b0m\u202eü"
+
+
+@pytest.fixture
+async def hostile(harness: Harness, storage: SQLStorage) -> None:
+    """An instance whose every text would draw lines and colours of its own."""
+    lock = await storage.create_instance(WorkflowInstance(HOSTILE, HOSTILE, locked_by=HOSTILE))
+    assert lock is not None
+    step = HistoryEvent(
+        HOSTILE, HOSTILE, "ActivityFailed", event_data='{"error_type": "E", "error_message": "\\u001b"}'
+    )
+    await storage.append_history(step, lock=lock)
+    await storage.add_compensation(CompensationEntry(HOSTILE, HOSTILE, HOSTILE, "{}"), lock=lock)
+
+
+@pytest.mark.parametrize("command", [["list"], ["show", HOSTILE], ["show", HOSTILE, "--payloads"]])
+async def test_what_is_shown_is_not_obeyed_by_the_terminal(
+    harness: Harness, hostile: None, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    assert await run(*command, "--url", harness.url) == 0
+    told = capsys.readouterr().out
+    assert r"order-1\norder-2  completed\u001b[31m\u009b0m\u202eü" in told
+    assert all(line.isprintable() for line in told.split("\n"))
+    assert not [line for line in told.splitlines() if line.startswith("order-2")]
+
+
+async def test_an_error_of_several_lines_is_shown_in_lines_that_cannot_be_mistaken_for_others(
+    harness: Harness, storage: SQLStorage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await storage.create_instance(WorkflowInstance("order-1", "order"))
+    await storage.park("order-1", "RuntimeError: first\nstatus     completed")
+    told = await shown(harness, capsys, "order-1")
+    assert told[-3:-1] == [
+        "parked     until it is unparked: RuntimeError: first",
+        "           status     completed",
+    ]
+
+
+async def test_what_the_terminal_cannot_show_is_escaped_and_programs_are_told_it_as_it_is(harness: Harness) -> None:
+    async with App(harness.url, workflows=[breaks], worker=False) as client:
+        await client.start(breaks, id="grün\n")
+
+    async def listed(*options: str) -> str:
+        command = [sys.executable, "-m", "romancy", "list", "--url", harness.url, *options]
+        environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+        ended = await asyncio.to_thread(subprocess.run, command, env=environment, capture_output=True, text=True)
+        assert ended.stderr == ""
+        return str(ended.stdout)
+
+    assert (await listed()).startswith(r"gr\u00fcn\n  running")
+    assert json.loads(await listed("--json"))["instance_id"] == "grün\n"
 
 
 def test_a_reader_who_has_seen_enough_is_no_error(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from ..storage import (
 from ..storage.models import FINISHED, RUNNABLE, WAITING
 from ..storage.sql.listing import page_token
 from .existing import open_existing
+from .printing import escaped
 from .telling import Fact, awaited, described, is_parked, leaves_nothing_to_undo, note_on, reason_of, shown
 
 _PAYLOADS = ("input_data", "output_data")
@@ -47,11 +48,12 @@ async def list_them(options: argparse.Namespace) -> int:
             listed = msgspec.structs.asdict(instance)
             print(msgspec.json.encode({name: listed[name] for name in listed if name not in _PAYLOADS}).decode())
         return 0
-    width = max((len(instance.instance_id) for instance in page.instances), default=0)
-    for instance in page.instances:
+    ids = [escaped(instance.instance_id) for instance in page.instances]
+    width = max(map(len, ids), default=0)
+    for instance_id, instance in zip(ids, page.instances, strict=True):
         print(
-            f"{instance.instance_id:<{width}}  {instance.status:<19}  {shown(instance.started_at)}"
-            f"  {instance.workflow_name}{'  (parked)' if is_parked(instance, now) else ''}"
+            f"{instance_id:<{width}}  {instance.status:<19}  {shown(instance.started_at)}"
+            f"  {escaped(instance.workflow_name)}{'  (parked)' if is_parked(instance, now) else ''}"
         )
     if page.has_more:
         print(f"hint: there are more; --limit shows more than {options.limit}", file=sys.stderr)
@@ -108,7 +110,7 @@ async def show(options: argparse.Namespace) -> int:
 
 def _print_facts(facts: Sequence[Fact]) -> None:
     for name, value in facts:
-        print(f"{name:<10} {value}")
+        print(f"{name:<10} {escaped(value)}")
 
 
 async def _print_history(storage: SQLStorage, instance_id: str, *, payloads: bool) -> list[CompensationEntry]:
@@ -117,10 +119,10 @@ async def _print_history(storage: SQLStorage, instance_id: str, *, payloads: boo
     over: set[str] = set()
     async for event in HistoryIterator(storage, instance_id):
         payload = f"  {event.event_data}" if payloads and event.event_data else ""
-        print(f"{shown(event.created_at)}  {event.event_type:<24}  {event.activity_id}{payload}")
+        print(f"{shown(event.created_at)}  {escaped(f'{event.event_type:<24}  {event.activity_id}{payload}')}")
         note = note_on(event, compensations)
         if note is not None:
-            print(f"{'':19}  {note}")
+            print(f"{'':19}  {escaped(note)}")
         if leaves_nothing_to_undo(event):
             over.add(event.activity_id)
     return [entry for done, entry in compensations.items() if done not in over and entry.activity_id not in over]

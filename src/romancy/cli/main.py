@@ -12,6 +12,7 @@ from .. import __version__
 from ..errors import RomancyError
 from ..storage import StorageError, WorkflowStatus
 from . import bench, demo, instances, migrate, worker
+from .printing import show_everything
 
 DATABASE_VARIABLE = "ROMANCY_URL"
 
@@ -90,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "url" in options and not options.url:
         print(f"error: which database?\nhint: --url sqlite:///orders.db, or set {DATABASE_VARIABLE}", file=sys.stderr)
         return 2
+    show_everything(sys.stdout)
     try:
         status = int(asyncio.run(options.run(options)))
         sys.stdout.flush()

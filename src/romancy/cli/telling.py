@@ -49,9 +49,9 @@ def described(instance: WorkflowInstance, now: datetime, *, payloads: bool) -> l
         until = "it is unparked" if for_good else shown(instance.parked_until)
         if for_good and (instance.parked_reason or "").startswith(NonDeterminismError.__name__):
             until = "a worker has other code for it"
-        facts.append(("parked", f"until {until}: {instance.parked_reason}"))
+        facts += _in_lines("parked", f"until {until}: {instance.parked_reason}")
     if payloads:
-        facts += [("input", str(instance.input_data)), ("output", str(instance.output_data))]
+        facts += [*_in_lines("input", str(instance.input_data)), *_in_lines("output", str(instance.output_data))]
     return facts
 
 
@@ -60,12 +60,18 @@ def reason_of(instance: WorkflowInstance, cancelled: HistoryEvent | None) -> lis
     try:
         if instance.status is WorkflowStatus.FAILED:
             error = msgspec.json.decode(instance.output_data or "", type=StoredError)
-            return [("failed", f"{error.error_type}: {error.error_message}")]
+            return _in_lines("failed", f"{error.error_type}: {error.error_message}")
         if cancelled is not None:
-            return [("cancelled", msgspec.json.decode(cancelled.event_data or "", type=_Cancelled).reason)]
+            return _in_lines("cancelled", msgspec.json.decode(cancelled.event_data or "", type=_Cancelled).reason)
     except msgspec.MsgspecError:
         pass  # another framework's words
     return []
+
+
+def _in_lines(name: str, text: str) -> list[Fact]:
+    """A fact that may have several lines, as an error has: the name stands at the first of them."""
+    first, *rest = text.split("\n")
+    return [(name, first), *(("", line) for line in rest)]
 
 
 class _Cancelled(msgspec.Struct):
