@@ -168,6 +168,8 @@ class App:
         hooks: Iterable[Hooks] = (),
         **storage_options: Any,
     ) -> None:
+        if not isinstance(url, str):  # its value is not shown: there may be a password in it
+            raise TypeError(f"url must be text, such as 'sqlite:///orders.db', and not of type {type(url).__name__}")
         if not isinstance(settings, Settings | None):
             raise TypeError(f"settings must be Settings or None, not {settings!r}")
         if not isinstance(retention, Retention | None):

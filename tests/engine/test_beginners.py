@@ -3,6 +3,7 @@
 import logging
 import math
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -266,6 +267,12 @@ async def test_a_call_of_a_workflow_is_not_a_workflow(make_app: MakeApp) -> None
     app = await make_app(twice)
     with pytest.raises(TypeError, match="not a call of it"):
         await app.start(twice(2))
+
+
+@pytest.mark.parametrize(("wrong", "kind"), [(None, "NoneType"), (5, "int"), (Path("orders.db"), "PosixPath")])
+def test_a_url_that_is_no_text_is_refused(wrong: Any, kind: str) -> None:
+    with pytest.raises(TypeError, match=f"url must be text, such as 'sqlite:///orders.db', and not of type {kind}"):
+        App(wrong)
 
 
 async def test_an_argument_that_the_app_does_not_have_is_named(harness: Harness) -> None:
