@@ -8,11 +8,11 @@ from datetime import timedelta
 import msgspec
 
 from .checks import number, optional_duration, whole_number
-from .errors import SerializationError, TerminalError
+from .errors import NotInWorkflowError, SerializationError, TerminalError
 from .storage import PayloadTooLargeError, TransactionDeadlineError
 from .storage.sql.checks import LONGEST_SEC
 
-_HOPELESS = (TerminalError, SerializationError, PayloadTooLargeError, TransactionDeadlineError)
+_HOPELESS = (TerminalError, NotInWorkflowError, SerializationError, PayloadTooLargeError, TransactionDeadlineError)
 """It would be the same the next time."""
 
 _LARGEST_FACTOR = 1000
@@ -37,8 +37,8 @@ class Retry(msgspec.Struct, frozen=True, kw_only=True):
     terminal: Errors = ()
     """Errors that are never tried again, though `retry_on` has them.
 
-    `TerminalError` is always one, and so is what would be the same the next time: a value that cannot be stored, and a
-    transaction that takes longer than its deadline.
+    `TerminalError` is always one, and so is what would be the same the next time: a value that cannot be stored, a
+    transaction that takes longer than its deadline, and a call that belongs in a workflow's body.
     """
 
     def __post_init__(self) -> None:

@@ -1,5 +1,6 @@
 """What beginners get wrong is said at once, in words that help."""
 
+import asyncio
 import logging
 import math
 from datetime import timedelta
@@ -17,6 +18,7 @@ from romancy import (
     Settings,
     WorkflowFailedError,
     activity,
+    instance_id,
     sleep,
     start_child,
     workflow,
@@ -330,6 +332,32 @@ async def test_the_log_tells_of_failures_and_nothing_that_errors_say(
     assert "instance order-1: attempt 2 at step buggy:1 has failed with LookupError, for good" in said
     assert "instance order-1 of pays has failed with LookupError; `romancy show` tells more" in said
     assert not [text for text in said if "4711" in text]
+
+
+@activity
+async def dozes() -> None:
+    await sleep(1)
+
+
+@activity
+def asks_in_a_thread() -> str:
+    return instance_id()
+
+
+@workflow
+async def misled() -> list[str]:
+    return [str(error) for error in await asyncio.gather(dozes(), asks_in_a_thread(), return_exceptions=True)]
+
+
+async def test_an_activity_that_calls_what_belongs_in_a_body_fails_at_once(make_app: MakeApp) -> None:
+    app = await make_app(misled)
+    handle = await app.start(misled)
+    assert await handle.result(10) == [
+        "sleep() belongs in a workflow's body, not in an activity",
+        "instance_id() belongs in a workflow's body, not in an activity",
+    ]
+    failed = [event.activity_id for event in await handle.history() if event.event_type == "ActivityFailed"]
+    assert not [step for step in failed if "#" in step]
 
 
 async def test_waiting_in_vain_says_for_what(make_app: MakeApp) -> None:
