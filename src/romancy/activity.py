@@ -62,6 +62,17 @@ def check_name(name: str) -> str:
     return name
 
 
+def refuse_method(function: Callable[..., Any]) -> None:
+    """TypeError for what stands in a class and wants an object of it: nobody would give it one."""
+    where = getattr(function, "__qualname__", "")
+    around = where.rpartition(".")[0]
+    first = next(iter(inspect.signature(function).parameters), None)
+    if around and not around.endswith("<locals>") and first in ("self", "cls"):
+        raise TypeError(
+            f"{where} is a method: activities and workflows are functions, and all that they need are their arguments"
+        )
+
+
 def _seconds(name: str, timeout: timedelta | float | None) -> float | None:
     """A timeout in seconds; TypeError or ValueError if it is none."""
     if timeout is None:
@@ -89,6 +100,7 @@ class Activity(Generic[P, T]):
     ) -> None:
         self.fn = function
         self.name = check_name(name or str(getattr(function, "__name__", "")))
+        refuse_method(function)
         self._name_json = encode(self.name, "a name")
         if not isinstance(retry, Retry):
             raise TypeError(f"{self.name}: retry must be a Retry, such as Retry(max_attempts=3), not {retry!r}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from functools import cached_property
 from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, overload
 
-from .activity import check_name
+from .activity import check_name, refuse_method
 from .engine.ambient import current_run
 from .engine.endings import Recur
 from .errors import NonDeterminismError, SerializationError
@@ -32,6 +32,7 @@ class Workflow(Generic[P, T]):
             raise TypeError(f"a workflow must be an async function: {function!r}")
         if max_concurrent is not None and max_concurrent < 1:
             raise ValueError(f"max_concurrent must be at least 1, not {max_concurrent}")
+        refuse_method(function)
         self.fn = function
         self.name = check_name(name or function.__name__)
         self.signature = Signature(function, self.name)

@@ -217,6 +217,28 @@ def test_what_are_no_settings_is_refused_by_the_app(options: dict[str, Any], wor
         App("sqlite://:memory:", **options)
 
 
+@pytest.mark.parametrize("decorator", [activity, workflow, activity(name="charge"), workflow(name="charge")])
+async def test_a_method_is_refused_where_it_stands_unless_it_needs_no_object(decorator: Any) -> None:
+    with pytest.raises(TypeError, match=r"Shop\.charge is a method: activities and workflows are functions"):
+
+        class Shop:
+            @decorator
+            async def charge(self, euros: int) -> int:
+                return euros
+
+    class Bank:
+        @staticmethod
+        @decorator
+        async def charge(euros: int) -> int:
+            return euros
+
+        async def refund(self, euros: int) -> int:
+            return -euros
+
+    assert await Bank.charge(5) == 5
+    assert await decorator(Bank().refund)(5) == -5
+
+
 async def test_a_wrong_argument_is_refused_before_anything_is_stored(make_app: MakeApp) -> None:
     app = await make_app(twice)
     with pytest.raises(SerializationError, match="argument 'number' of twice does not fit its type hint"):
