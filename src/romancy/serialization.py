@@ -104,7 +104,10 @@ class Signature:
         if self._positional is not None and len(args) == len(self._positional) and not kwargs:
             named = dict(zip(self._positional, args))  # noqa: B905 (what most calls are, in a twentieth of the time)
         else:
-            named = dict(self._signature.bind(*args, **kwargs).arguments)
+            try:
+                named = dict(self._signature.bind(*args, **kwargs).arguments)
+            except TypeError as error:
+                raise TypeError(f"{self._name}: {error}") from None
         return encode(named, self._an_argument)
 
     def encode_checked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:

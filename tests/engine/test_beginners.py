@@ -246,6 +246,14 @@ async def test_a_wrong_argument_is_refused_before_anything_is_stored(make_app: M
     assert await app.storage.get_instance("wrong") is None
 
 
+async def test_arguments_that_a_workflow_does_not_take_are_told_with_its_name(make_app: MakeApp) -> None:
+    app = await make_app(twice)
+    with pytest.raises(TypeError, match=r"^twice: missing a required argument: 'number'$"):
+        await app.start(twice)
+    with pytest.raises(TypeError, match=r"^twice: too many positional arguments$"):
+        await app.start(twice, 1, 2)
+
+
 async def test_an_empty_id_is_an_error_and_not_another_instance_each_time(make_app: MakeApp) -> None:
     app = await make_app(plain, parent_of_an_empty_id)
     with pytest.raises(InvalidKeyError, match="instance_id must have 1 to 255 characters"):
