@@ -19,7 +19,7 @@ FLOORS: list[list[str]] = [
     ["romancy.storage.migrations", "romancy.storage.notifications"],
     ["romancy.storage.sql.storage"],
     ["romancy.storage"],
-    ["romancy.errors", "romancy.serialization", "romancy.retry", "romancy.notices", "romancy.hooks"],
+    [f"romancy.{name}" for name in ("checks", "errors", "serialization", "retry", "notices", "hooks")],
     ["romancy.engine"],
     ["romancy"],  # what users write workflows with
     ["romancy.worker", "romancy.outbox"],
