@@ -47,6 +47,15 @@ async def test_the_log_stays_short(harness: Harness, storage: SQLStorage, how: W
     assert log_size(storage) < 24 * MEGABYTE
 
 
+async def test_the_log_stays_short_when_few_transactions_write_much(harness: Harness, storage: SQLStorage) -> None:
+    await harness.instance(storage)
+    for _ in range(40):
+        async with storage.transaction():
+            for number in range(20):
+                await storage.publish_to_channel(f"orders-{number}", f'"{"x" * (MEGABYTE // 10)}"')
+        assert log_size(storage) < 24 * MEGABYTE
+
+
 async def test_a_log_that_a_reader_made_long_is_used_again(harness: Harness, storage: SQLStorage) -> None:
     await harness.instance(storage)
     with closing(sqlite3.connect(path_of(storage), isolation_level=None)) as reader:

@@ -404,7 +404,7 @@ class SQLiteRunner(BaseRunner):
                     self._session = sessions.popleft()
                     self._session.serve(self._connection())
                     self._session = None
-                if self._log.is_long():
+                if self._log.is_long_now():
                     self._checkpoint()
         self._stopped = True
         self._refuse_queued()

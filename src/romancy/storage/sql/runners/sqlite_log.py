@@ -22,10 +22,17 @@ class Log:
         self.due = False
         """It is long, until it is written back: that goes before further commits in the event loop's thread."""
 
-    def is_long(self) -> bool:
-        if not self.due and self.commits and not self.commits % _COMMITS_PER_LOOK:
+    def is_long_now(self) -> bool:
+        """Look: a single transaction may have written much."""
+        if not self.due:
             many = self.commits >= _COMMITS_PER_CHECKPOINT
             self.due = many or self.measured() > self._length + _BYTES_PER_CHECKPOINT
+        return self.due
+
+    def is_long(self) -> bool:
+        """The same after single small writes, of which only some are worth a look."""
+        if not self.due and self.commits and not self.commits % _COMMITS_PER_LOOK:
+            return self.is_long_now()
         return self.due
 
     def was_written_back(self) -> None:
