@@ -41,6 +41,8 @@ _HALF = 500
 _STEPS = 5
 _PER_MESSAGE = 10
 """For so many instances there is a message, an event and a seen key."""
+_MOST_PER_MINUTE = {"postgres": 100_000}
+"""Where the server itself makes room, once a minute (autovacuum): a load that is over by then says nothing of it."""
 _LEFT = {
     "workflow_instances": 1,
     "workflow_history": 0,
@@ -63,6 +65,8 @@ class Load:
     def __init__(self, storage: SQLStorage, instances: int) -> None:
         self._storage = storage
         self._instances = instances
+        most_per_minute = _MOST_PER_MINUTE.get(storage.runner.driver.driver_name())
+        self._least_sec = 60 * instances / most_per_minute if most_per_minute else 0.0
         minute = timedelta(minutes=1)
         retention = Retention(instances=minute, messages=minute, events=minute, seen_events=minute)
         self._sweeper = Sweeper(storage, "sweeper", retention)
@@ -78,6 +82,7 @@ class Load:
 
     async def run(self) -> None:
         """Create and remove all instances, while somebody writes."""
+        began = time.monotonic()
         async with asyncio.TaskGroup() as group:
             writing = group.create_task(self._write())
             print(
@@ -86,6 +91,7 @@ class Load:
             for tenth in range(1, 11):
                 while self._made < self._instances * tenth // 10:
                     await self._round()
+                    await asyncio.sleep(began + self._least_sec * self._made / self._instances - time.monotonic())
                 await self._report()
             writing.cancel()
 
